@@ -1,0 +1,60 @@
+"""circuitscope: how a sequence model learns to recall, and what its mixing matrix looks like meanwhile.
+
+The public names below load on first use, so importing the package costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from circuitscope import mixers as mixers
+    from circuitscope import models as models
+    from circuitscope import tasks as tasks
+    from circuitscope.api import phi as phi
+    from circuitscope.api import resume as resume
+    from circuitscope.api import train as train
+    from circuitscope.config import RunConfig as RunConfig
+    from circuitscope.errors import RunFailed as RunFailed
+    from circuitscope.errors import UserError as UserError
+    from circuitscope.models import HookedLM as HookedLM
+    from circuitscope.models import model as model
+    from circuitscope.tasks import Batch as Batch
+    from circuitscope.tasks import Layout as Layout
+    from circuitscope.tasks import Role as Role
+    from circuitscope.tasks import task as task
+    from circuitscope.training.run import Run as Run
+    from circuitscope.training.run import newest_run as newest_run
+
+_MODULES = ("mixers", "models", "tasks")
+_PUBLIC = {
+    "Batch": "tasks",
+    "HookedLM": "models",
+    "Layout": "tasks",
+    "Role": "tasks",
+    "Run": "training.run",
+    "RunConfig": "config",
+    "RunFailed": "errors",
+    "UserError": "errors",
+    "model": "models",
+    "newest_run": "training.run",
+    "phi": "api",
+    "resume": "api",
+    "task": "tasks",
+    "train": "api",
+}
+
+__all__ = [*_MODULES, *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"circuitscope.{name}")
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(f"circuitscope.{_PUBLIC[name]}"), name)
+    raise AttributeError(f"module 'circuitscope' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

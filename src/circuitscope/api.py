@@ -1,0 +1,68 @@
+"""The verbs of the package, as Python functions; the command line calls these."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from circuitscope.config import RunConfig
+from circuitscope.errors import UserError
+from circuitscope.models import HookedLM
+from circuitscope.training import trainer
+from circuitscope.training.progress import Progress, progress_for
+from circuitscope.training.run import Run
+
+
+def train(
+    config: RunConfig | str | Path | None = None,
+    *,
+    model: Any = None,
+    task: Any = None,
+    name: str | None = None,
+    root: str | Path | None = None,
+    progress: bool | Progress = False,
+    **options: Any,
+) -> Run:
+    """Trains a new run and returns it.
+
+    Args:
+        config: a RunConfig or a YAML file; or leave it out and name the parts.
+        model: a mixer's name, a list such as "attention,attention", or a mapping of model fields.
+        task: a task's name, a mapping of its fields, or a Task.
+        name: the run's folder name (chosen if left out); an existing run is never overwritten.
+        root: where runs live; $CIRCUITSCOPE_RUNS or ./runs if left out.
+        progress: True prints lines; or an object that is told.
+        options: fields of train, task, model or mixer: `save_every=100, pairs=8, n_layers=1, n_heads=2`.
+    """
+    if config is not None:
+        if model is not None or task is not None or options:
+            raise UserError("give a config, or a model, a task and options, not both")
+        resolved = config if isinstance(config, RunConfig) else RunConfig.load(config)
+    else:
+        resolved = RunConfig.build(model, task, **options)
+    return trainer.train(resolved, root=root, name=name, progress=_progress(progress))
+
+
+def resume(run: Run | str | Path, *, progress: bool | Progress = False) -> Run:
+    """Continues a run that was stopped or killed."""
+    return trainer.resume(run if isinstance(run, Run) else Run(run), progress=_progress(progress))
+
+
+def _progress(progress: bool | Progress) -> Progress | None:
+    if isinstance(progress, bool):
+        return progress_for(interactive=False) if progress else None
+    return progress
+
+
+def phi(model: HookedLM, tokens: Int[Tensor, "batch pos"], layer: int) -> Float[Tensor, "batch head dest src"]:
+    """The mixing matrix Φ of a layer: z = Φ · v. For attention it is the pattern. Gradients flow."""
+    n = model.config.n_layers
+    if not -n <= layer < n:
+        raise UserError(f"layer must be from 0 to {n - 1}, got {layer}")
+    found: list[torch.Tensor] = []
+    model.run_with_hooks(
+        tokens, fwd_hooks=[(f"blocks.{layer % n}.mixer.hook_phi", lambda value, hook: found.append(value))]
+    )
+    return found[0]

@@ -1,0 +1,1 @@
+"""The command line: one file per command. Nothing heavy is imported until a command runs."""

@@ -1,0 +1,62 @@
+"""The `circuitscope` program: gathers the commands and turns errors into one line and an exit code."""
+
+import os
+import sys
+from typing import NoReturn
+
+import typer
+
+from circuitscope.cli import plot, tasks, train
+from circuitscope.errors import RunFailed, UserError
+
+app = typer.Typer(
+    name="circuitscope",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Train sequence models on recall tasks, save every stage, and read circuits out of it.",
+    epilog="Start with: [bold]circuitscope train --save-every 100[/bold]. Exit codes: 0 done, 1 a run failed, 2 bad input.",
+)
+app.command("train")(train.train)
+app.add_typer(tasks.app, name="tasks")
+app.add_typer(plot.app, name="plot")
+
+
+@app.callback()
+def options(
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+) -> None:
+    """Train sequence models on recall tasks, save every stage, and read circuits out of it."""
+
+
+def main() -> NoReturn:
+    """Entry point of the `circuitscope` command."""
+    debug = "--debug" in sys.argv
+    try:
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except typer.TyperException as error:
+        message = error.format_message()
+        if message:
+            _print_error(message)
+        sys.exit(2)
+    except typer.Abort:
+        sys.exit(130)
+    except (UserError, RunFailed) as error:
+        if debug:
+            raise
+        _print_error(str(error))
+        sys.exit(2 if isinstance(error, UserError) else 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if debug:
+            raise
+        _print_error(f"{type(error).__name__}: {error} (this is a bug; --debug before the command shows where)")
+        sys.exit(1)
+
+
+def _print_error(message: str) -> None:
+    print("circuitscope: " + " ".join(message.split()), file=sys.stderr)

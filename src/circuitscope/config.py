@@ -1,0 +1,194 @@
+"""RunConfig: model, task and training in one strict record, from YAML, keywords or dotted overrides."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
+
+from circuitscope import mixers, tasks
+from circuitscope.errors import UserError, unknown
+from circuitscope.explain import explain
+from circuitscope.models.config import ModelConfig
+from circuitscope.tasks import Task
+from circuitscope.training.config import TrainConfig
+
+
+class RunConfig(BaseModel):
+    """Everything a run needs; equal configs on one machine give equal weights, bit by bit."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    task: SerializeAsAny[Task] = Field(default_factory=lambda: tasks.task("mqar"))
+    train: TrainConfig = Field(default_factory=TrainConfig)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, data: Any) -> Any:
+        """Names become configs; the model's vocabulary and length come from the task."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        task = data["task"] = _task(data.get("task", "mqar"))
+        model = data.get("model", {})
+        if isinstance(model, str):
+            model = {"mixers": model}
+        if isinstance(model, dict):
+            model = {"vocab_size": task.vocab_size, "max_length": task.max_length, **model}
+        data["model"] = model
+        return data
+
+    @model_validator(mode="after")
+    def _model_fits_task(self) -> "RunConfig":
+        for field, need in (("vocab_size", self.task.vocab_size), ("max_length", self.task.max_length)):
+            have = getattr(self.model, field)
+            if have < need:
+                raise UserError(f"model.{field} must be at least the task's {need}, got {have}")
+        return self
+
+    @classmethod
+    def parse(cls, data: Any) -> "RunConfig":
+        """From plain data; what is wrong comes back as one line."""
+        if not isinstance(data, dict):
+            raise UserError(f"a config is a mapping with model, task and train, got {type(data).__name__}")
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise explain(error, cls) from None
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: dict[str, Any] | None = None) -> "RunConfig":
+        """From a YAML file, with dotted overrides applied."""
+        return cls.parse(override(read_yaml(Path(path)), overrides or {}))
+
+    @classmethod
+    def build(cls, model: Any = None, task: Any = None, **options: Any) -> "RunConfig":
+        """From names and flat options, each sent to the part that has a field of that name.
+
+        `build("attention", "mqar", pairs=8, n_heads=2, lr=1e-3)`. Where two parts share a name the
+        order is train, task, model, mixer.
+        """
+        task = _task(task if task is not None else "mqar")
+        data: dict[str, Any] = {"task": task.describe(), "train": {}, "model": _model(model)}
+        mixer_specs = [_as_mapping(m) for m in data["model"]["mixers"]]
+        data["model"]["mixers"] = mixer_specs
+        mixer_fields = {f for m in mixer_specs for f in mixers.config_class(m["name"]).model_fields}
+        places = {
+            "train": set(TrainConfig.model_fields),
+            "task": set(type(task).model_fields),
+            "model": set(ModelConfig.model_fields),
+        }
+        for key, value in options.items():
+            place = next((p for p, fields in places.items() if key in fields), None)
+            if place is not None:
+                data[place][key] = value
+            elif key in mixer_fields:
+                for spec in mixer_specs:
+                    if key in mixers.config_class(spec["name"]).model_fields:
+                        spec[key] = value
+            else:
+                raise unknown("option", key, set().union(*places.values(), mixer_fields) - {"name"})
+        return cls.parse(data)
+
+    def dump(self) -> str:
+        """As YAML, complete: every default is written out."""
+        text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        return text
+
+
+def _task(spec: Any) -> Task:
+    if isinstance(spec, Task):
+        return spec
+    if isinstance(spec, str):
+        spec = {"name": spec}
+    if not isinstance(spec, dict):
+        raise UserError(f"task: expected a name or a mapping, got {spec!r}; names: {', '.join(tasks.names())}")
+    options = {k: v for k, v in spec.items() if k != "name"}
+    return tasks.task(spec.get("name", "mqar"), **options)
+
+
+def _model(spec: Any) -> dict[str, Any]:
+    """A model given as a name, a mapping or a config, as a mapping with a list of mixers."""
+    if isinstance(spec, ModelConfig):
+        return spec.model_dump(mode="json")
+    if spec is None or isinstance(spec, str):
+        spec = {"mixers": spec or "attention"}
+    if not isinstance(spec, dict):
+        raise UserError(f"model: expected a name or a mapping, got {spec!r}; names: {', '.join(mixers.names())}")
+    listed = spec.get("mixers", "attention")
+    return {**spec, "mixers": listed.split(",") if isinstance(listed, str) else list(listed)}
+
+
+def _as_mapping(mixer: Any) -> dict[str, Any]:
+    return mixers.mixer_config(mixer).model_dump(mode="json", exclude_unset=True) | {
+        "name": mixers.mixer_config(mixer).name
+    }
+
+
+def read_yaml(path: Path) -> Any:
+    """A YAML file as plain data, by the safe loader."""
+    try:
+        return yaml.safe_load(path.read_text()) or {}
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
+    """`["model.d_model=128"]` as {"model.d_model": 128}; values are read as YAML."""
+    out = {}
+    for pair in pairs:
+        path, equals, text = pair.partition("=")
+        if not equals or not path:
+            raise UserError(f"--set takes KEY=VALUE, for example model.d_model=128, got '{pair}'")
+        try:
+            out[path] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"--set {path}: '{text}' is not a YAML value") from None
+    return out
+
+
+def override(data: Any, assignments: dict[str, Any]) -> Any:
+    """Plain data with dotted paths assigned.
+
+    In a list of mixers a number picks one and `*` picks all: `model.mixers.0.n_heads`. A bare mixer
+    name, or a list of names with commas, is opened into the mapping it stands for.
+    """
+    if not assignments:
+        return data
+    if not isinstance(data, dict):
+        raise UserError(f"a config is a mapping with model, task and train, got {type(data).__name__}")
+    data = _copy(data)
+    for path, value in assignments.items():
+        _assign(data, path.split("."), value, path)
+    return data
+
+
+def _assign(node: Any, parts: list[str], value: Any, path: str) -> None:
+    first, rest = parts[0], parts[1:]
+    if isinstance(node, list):
+        picked: list[Any] = list(range(len(node))) if first == "*" else [int(first) if first.isdecimal() else -1]
+        if not 0 <= picked[0] < len(node):
+            raise UserError(f"'{path}': '{first}' is not one of the mixers 0 to {len(node) - 1}, nor *")
+    elif isinstance(node, dict):
+        picked = [first]
+    else:
+        raise UserError(f"'{path}': '{first}' is inside something that is not a section")
+    for key in picked:
+        if not rest:
+            node[key] = value
+            continue
+        child = node[key] if isinstance(node, list) else node.get(key, "attention" if key == "mixers" else {})
+        if isinstance(child, str):
+            child = [m.strip() for m in child.split(",")] if key == "mixers" else {"name": child}
+        node[key] = child
+        _assign(child, rest, value, path)
+
+
+def _copy(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {k: _copy(v) for k, v in data.items()}
+    return [_copy(v) for v in data] if isinstance(data, list) else data

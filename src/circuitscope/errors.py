@@ -1,0 +1,23 @@
+"""Errors a user can act on: one line that says what was wrong, what was expected, the nearest valid name.
+
+Not here: tracebacks. A bug raises an ordinary exception.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Bad input. The command line prints the message as one line and exits with code 2."""
+
+
+class RunFailed(Exception):
+    """A run that started and could not go on. The command line exits with code 1."""
+
+
+def unknown(kind: str, name: object, valid: Iterable[str]) -> UserError:
+    """`unknown task 'mqra'; did you mean 'mqar'? valid: ar, induction, mqar`."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return UserError(f"unknown {kind} '{name}'; {hint}valid: {', '.join(names)}")

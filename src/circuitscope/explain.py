@@ -1,0 +1,26 @@
+"""Turns pydantic's report into the one line a user reads."""
+
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from circuitscope.errors import UserError, unknown
+
+
+def explain(error: ValidationError, model: type[BaseModel], at: str = "") -> UserError:
+    """The first thing that is wrong, by its dotted path; unknown keys with the nearest valid one."""
+    first, *others = error.errors()
+    path = ".".join(filter(None, [at, *map(str, first["loc"])]))
+    if first["type"] == "extra_forbidden":
+        return unknown("key", path, [".".join(filter(None, [*path.split(".")[:-1], f])) for f in _fields(model, first["loc"])])
+    message = first["msg"].replace("Input should be", "expected").replace("expected a valid", "expected a")
+    more = f" (and {len(others)} more)" if others else ""
+    return UserError(f"{path}: {message}, got {first['input']!r}{more}")
+
+
+def _fields(model: Any, loc: tuple[int | str, ...]) -> list[str]:
+    """Field names of the model that holds the offending key."""
+    for part in loc[:-1]:
+        field = getattr(model, "model_fields", {}).get(part)
+        model = getattr(field, "annotation", None)
+    return list(getattr(model, "model_fields", {}))

@@ -1,0 +1,1 @@
+"""Numeric primitives: tensors in, tensors out. No modules, no hooks, no parameters."""

@@ -1,0 +1,31 @@
+"""Positional encodings: added to the stream (learned, sinusoidal) or inside attention (rope, alibi)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def sinusoidal(length: int, d_model: int) -> Float[Tensor, "pos d_model"]:
+    """PE[t, 2i] = sin(t / 10000^(2i/d)), PE[t, 2i+1] = cos(the same)."""
+    angle = torch.arange(length)[:, None] * 10000.0 ** (-torch.arange(0, d_model, 2) / d_model)
+    table = torch.zeros(length, d_model)
+    table[:, 0::2] = angle.sin()
+    table[:, 1::2] = angle.cos()[:, : d_model // 2]
+    return table
+
+
+def rotate(x: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch pos head d_head"]:
+    """RoPE, base 10000, halves rotated against each other: q·k then depends on the distance alone."""
+    half = x.shape[-1] // 2
+    rate = 10000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    angle = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)[:, None, None] * rate
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+def alibi(n_heads: int, length: int, device: torch.device) -> Float[Tensor, "head dest src"]:
+    """Bias −m_h (dest − src) with slopes m_h = 2^(−8 (h+1) / n_heads)."""
+    slope = 2.0 ** (-8.0 * torch.arange(1, n_heads + 1, device=device) / n_heads)
+    at = torch.arange(length, device=device)
+    return -slope[:, None, None] * (at[:, None] - at)

@@ -1,0 +1,62 @@
+"""One layer: a token mixer, then an MLP or nothing, each on a pre-norm residual branch."""
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from circuitscope.hooks import HookPoint
+from circuitscope.mixers import MixerConfig, build_mixer
+from circuitscope.models.config import ModelConfig
+from circuitscope.models.norm import HookedLayerNorm
+
+
+class MLP(nn.Module):
+    """W_out gelu(W_in x)."""
+
+    def __init__(self, d_model: int, d_hidden: int):
+        super().__init__()
+        self.into = nn.Linear(d_model, d_hidden)
+        self.out = nn.Linear(d_hidden, d_model)
+        self.hook_pre, self.hook_post = HookPoint(), HookPoint()
+
+    def forward(self, x: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead d_model"]:
+        out: Tensor = self.out(self.hook_post(F.gelu(self.hook_pre(self.into(x)))))
+        return out
+
+
+class Block(nn.Module):
+    """x + mixer(ln1(x)), then + mlp(ln2(·)) where there is an MLP."""
+
+    def __init__(self, config: ModelConfig, mixer: MixerConfig):
+        super().__init__()
+        self.hook_resid_pre = HookPoint()
+        self.ln1 = HookedLayerNorm(config.d_model, config.norm_eps)
+        self.mixer = build_mixer(mixer, config.d_model, config.positions)
+        self.hook_mixer_out = HookPoint()
+        self.has_mlp = config.state_mixer == "mlp"
+        if self.has_mlp:
+            self.hook_resid_mid = HookPoint()
+            self.ln2 = HookedLayerNorm(config.d_model, config.norm_eps)
+            self.mlp = MLP(config.d_model, config.mlp_ratio * config.d_model)
+            self.hook_mlp_out = HookPoint()
+        self.hook_resid_post = HookPoint()
+
+    @property
+    def attn(self) -> nn.Module:
+        """TransformerLens's name for an attention mixer."""
+        return self.mixer
+
+    def forward(
+        self, resid: Float[Tensor, "batch pos d_model"], at: Int[Tensor, " label"] | None = None
+    ) -> Float[Tensor, "*lead d_model"]:
+        """With `at` (flat indices row · length + pos) all that follows the mixer runs at these positions alone."""
+        resid = self.hook_resid_pre(resid)
+        mixed = self.hook_mixer_out(self.mixer(self.ln1(resid)))
+        if at is not None:
+            resid, mixed = (x.flatten(0, 1).index_select(0, at) for x in (resid, mixed))
+        resid = resid + mixed
+        if self.has_mlp:
+            resid = self.hook_resid_mid(resid)
+            resid = resid + self.hook_mlp_out(self.mlp(self.ln2(resid)))
+        out: Tensor = self.hook_resid_post(resid)
+        return out

@@ -1,0 +1,62 @@
+"""The model part of a run's config."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
+
+from circuitscope.errors import UserError
+from circuitscope.mixers import MixerConfig, mixer_config
+
+Positions = Literal["none", "learned", "sinusoidal", "rope", "alibi"]
+
+
+class ModelConfig(BaseModel):
+    """A stack of pre-norm residual blocks, one token mixer each, over a tied embedding."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mixers: tuple[SerializeAsAny[MixerConfig], ...] = Field(
+        default=("attention",), validate_default=True, description="one mixer per layer, or one for all"
+    )  # type: ignore[assignment]
+    n_layers: int = Field(default=2, ge=1, le=1024, description="layers")
+    d_model: int = Field(default=64, ge=1, description="width of the residual stream")
+    positions: Positions = Field(default="learned", description="positional encoding")
+    state_mixer: Literal["mlp", "none"] = Field(default="mlp", description="what follows the token mixer in a layer")
+    mlp_ratio: int = Field(default=4, ge=1, description="MLP width over d_model")
+    init: Literal["gpt2", "native"] = Field(
+        default="gpt2", description="N(0, 0.02) for every matrix, or torch's own with an N(0, 0.02) embedding"
+    )
+    rescale_residual: bool = Field(
+        default=True, description="divide the initial output projections by sqrt(2 n_layers)"
+    )
+    tied: bool = Field(default=True, description="unembedding shares the embedding's weight")
+    norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the layer norms")
+    vocab_size: int = Field(default=8192, ge=2, description="tokens; taken from the task in a run")
+    max_length: int = Field(default=64, ge=1, description="positions; taken from the task in a run")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_mixer_per_layer(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "mixers" not in data:
+            mixers: Any = ["attention"]
+        else:
+            mixers = data["mixers"]
+        if isinstance(mixers, str):
+            mixers = [m.strip() for m in mixers.split(",")]
+        if not isinstance(mixers, list | tuple) or not mixers:
+            raise UserError(f"model.mixers: expected a list of mixers, got {mixers!r}")
+        data = dict(data)
+        default = cls.model_fields["n_layers"].default if len(mixers) == 1 else len(mixers)
+        layers = data.setdefault("n_layers", default)
+        if isinstance(layers, int) and 1 <= layers <= 1024:
+            if len(mixers) not in (1, layers):
+                raise UserError(f"model.mixers: {len(mixers)} mixers for n_layers = {layers}; give one, or one per layer")
+            if len(mixers) == 1:
+                mixers = list(mixers) * layers
+        data["mixers"] = mixers
+        return data
+
+    @field_validator("mixers", mode="before")
+    @classmethod
+    def _mixers(cls, value: Any) -> tuple[MixerConfig, ...]:
+        return tuple(mixer_config(m) for m in value)

@@ -1,0 +1,186 @@
+"""HookedLM: tokens in, logits out, every activation in between behind a named hook."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from circuitscope.errors import UserError
+from circuitscope.hooks import Cache, HookedRootModule, HookNames, HookPoint, NamesFilter, resolve_filter
+from circuitscope.mixers.positions import sinusoidal
+from circuitscope.models.block import Block
+from circuitscope.models.config import ModelConfig
+from circuitscope.models.norm import HookedLayerNorm
+
+
+@dataclass
+class LensConfig:
+    """What TransformerLens's tools read from `model.cfg`."""
+
+    n_layers: int
+    n_heads: int
+    n_key_value_heads: int | None
+    d_head: int
+    d_model: int
+    d_vocab: int
+    n_ctx: int
+    d_mlp: int | None
+    attn_only: bool
+    device: torch.device
+    dtype: torch.dtype
+    normalization_type: str = "LN"
+    act_fn: str = "gelu"
+    model_name: str = "circuitscope"
+    original_architecture: str = "HookedLM"
+
+
+class HookedLM(HookedRootModule):
+    """Embedding (+ positions), blocks, final norm, unembedding (no bias, tied by default).
+
+    It is a TransformerLens HookedRootModule: `run_with_hooks`, `run_with_cache`, `hooks` and
+    `transformer_lens.patching` work on it (patching wants `model.eval()`). Attention blocks answer to
+    `blocks.i.attn.hook_*` and `blocks.i.hook_attn_out` as well as to this package's `mixer` names.
+
+    `run_with_cache` returns an ActivationCache. These of its helpers do not apply:
+    `logit_attrs` and `get_full_resid_decomposition` (they want a tokenizer's residual directions and
+    accumulated biases of TransformerLens's own models), `compute_ssm_effective_attention` and
+    `compute_ssm_state` (they look for its own SSM wrappers; use `hook_phi` and `hook_state`),
+    `stack_neuron_results` and `get_neuron_results` (they read its MLP's weight layout), and
+    `logit_lens` (it wants an `unembed` module). Where a stack holds mixers other than attention, the
+    per-head helpers (`stack_head_results`, `compute_head_results`) do not apply either.
+    """
+
+    def __init__(self, config: ModelConfig, seed: int = 0):
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._build(config)
+            self._initialize(config)
+        self.setup()
+        self.mod_dict = HookNames(self.mod_dict)
+        self.aliases = self._alias_attention()
+        self.on_demand = frozenset(
+            f"blocks.{i}.mixer.{hook}" for i, block in enumerate(self.blocks) for hook in block.mixer.on_demand
+        )
+
+    def _build(self, config: ModelConfig) -> None:
+        self.embed = nn.Embedding(config.vocab_size, config.d_model)
+        self.hook_embed = HookPoint()
+        if config.positions == "learned":
+            self.pos_embed = nn.Parameter(torch.empty(config.max_length, config.d_model))
+        elif config.positions == "sinusoidal":
+            self.register_buffer("pos_embed", sinusoidal(config.max_length, config.d_model), persistent=False)
+        if config.positions in ("learned", "sinusoidal"):
+            self.hook_pos_embed = HookPoint()
+        self.blocks = nn.ModuleList(Block(config, mixer) for mixer in config.mixers)
+        self.ln_final = HookedLayerNorm(config.d_model, config.norm_eps)
+        if not config.tied:
+            self.unembed = nn.Linear(config.d_model, config.vocab_size, bias=False)
+
+    def _initialize(self, config: ModelConfig) -> None:
+        """`gpt2`: N(0, 0.02) and zero biases; `native`: torch's own. Embeddings are N(0, 0.02) in both."""
+        std = 0.02
+        nn.init.normal_(self.embed.weight, std=std)
+        if config.positions == "learned":
+            nn.init.normal_(self.pos_embed, std=std)
+        if config.init == "gpt2":
+            for module in self.modules():
+                if isinstance(module, nn.Linear):
+                    nn.init.normal_(module.weight, std=std)
+                    if module.bias is not None:
+                        nn.init.zeros_(module.bias)
+        if config.rescale_residual:
+            branches = 1 if config.state_mixer == "none" else 2
+            with torch.no_grad():
+                for block in self.blocks:
+                    block.mixer.out.weight.mul_((branches * config.n_layers) ** -0.5)
+                    if block.has_mlp:
+                        block.mlp.out.weight.mul_((branches * config.n_layers) ** -0.5)
+
+    def _alias_attention(self) -> dict[str, str]:
+        """TransformerLens's hook names for attention blocks → this package's."""
+        aliases: dict[str, str] = {}
+        for i, block in enumerate(self.blocks):
+            if hasattr(block.mixer, "hook_pattern"):
+                aliases[f"blocks.{i}.hook_attn_out"] = f"blocks.{i}.hook_mixer_out"
+                for name, module in block.mixer.named_modules():
+                    if isinstance(module, HookPoint):
+                        aliases[f"blocks.{i}.attn.{name}"] = f"blocks.{i}.mixer.{name}"
+        for alias, name in aliases.items():
+            self.mod_dict[alias] = self.mod_dict[name]
+        return aliases
+
+    @property
+    def cfg(self) -> LensConfig:
+        """The model's sizes by TransformerLens's names."""
+        c, mixer = self.config, self.blocks[0].mixer
+        return LensConfig(
+            n_layers=c.n_layers,
+            n_heads=mixer.n_heads,
+            n_key_value_heads=None,
+            d_head=mixer.d_head,
+            d_model=c.d_model,
+            d_vocab=c.vocab_size,
+            n_ctx=c.max_length,
+            d_mlp=c.mlp_ratio * c.d_model if c.state_mixer == "mlp" else None,
+            attn_only=c.state_mixer == "none",
+            device=self.embed.weight.device,
+            dtype=self.embed.weight.dtype,
+        )
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model vocab"]:
+        """Unembedding matrix."""
+        return (self.embed.weight if self.config.tied else self.unembed.weight).T
+
+    def to_tokens(self, tokens: Any) -> Int[Tensor, "batch pos"]:
+        """Token numbers as a tensor [batch, pos] on the model's device. There is no tokenizer."""
+        out = torch.as_tensor(tokens, dtype=torch.long, device=self.embed.weight.device)
+        return out[None] if out.ndim == 1 else out
+
+    def forward(
+        self, tokens: Int[Tensor, "batch pos"], at: Int[Tensor, " label"] | None = None
+    ) -> Float[Tensor, "*lead vocab"]:
+        """Logits [batch, pos, vocab]; with `at`, logits [label, vocab] at those flat positions alone.
+
+        `at` holds indices row · length + pos, as `Batch.labelled()` gives them. It changes no logit,
+        it leaves out work: all that follows the last mixer, and the unembedding, run at those
+        positions only, so hooks there see [label, …] instead of [batch, pos, …].
+        """
+        return F.linear(self.hidden(tokens, at), self.W_U.T)
+
+    def hidden(
+        self, tokens: Int[Tensor, "batch pos"], at: Int[Tensor, " label"] | None = None
+    ) -> Float[Tensor, "*lead d_model"]:
+        """What the unembedding reads: the final norm's output."""
+        self._check_length(tokens)
+        resid = self.hook_embed(self.embed(tokens))
+        if self.config.positions in ("learned", "sinusoidal"):
+            resid = resid + self.hook_pos_embed(self.pos_embed[: tokens.shape[1]].expand_as(resid))
+        last = len(self.blocks) - 1
+        for i, block in enumerate(self.blocks):
+            resid = block(resid, at if i == last else None)
+        out: Tensor = self.ln_final(resid)
+        return out
+
+    def _check_length(self, tokens: Tensor) -> None:
+        limited = self.config.positions in ("learned", "sinusoidal")
+        if limited and tokens.shape[1] > self.config.max_length:
+            raise UserError(
+                f"sequence of {tokens.shape[1]} positions, but the model has {self.config.positions} positions"
+                f" for {self.config.max_length}; build it with max_length={tokens.shape[1]}"
+            )
+
+    def run_with_cache(  # type: ignore[override]
+        self, *args: Any, names_filter: NamesFilter = None, remove_batch_dim: bool = False, **kwargs: Any
+    ) -> tuple[Tensor, Cache]:
+        """The output and an ActivationCache of the named hooks (all but per-channel Φ and states if none)."""
+        names = resolve_filter(names_filter, self.hook_dict, self.aliases, self.on_demand)
+        out, cache = super().run_with_cache(
+            *args, names_filter=names, remove_batch_dim=remove_batch_dim, **kwargs
+        )
+        return out, Cache(cache, self, self.aliases, has_batch_dim=not remove_batch_dim)

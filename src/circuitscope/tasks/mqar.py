@@ -1,0 +1,156 @@
+"""Multi-query associative recall, and AR, its one-query form.
+
+    k1 v1 k2 v2 … kk vk | filler k2 filler … k1 filler …
+                                  ↓           ↓
+                                 v2          v1          (labels; the answers are not in the input)
+"""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from circuitscope.errors import UserError
+from circuitscope.tasks.batch import NO_LABEL, Batch, Layout, Role
+from circuitscope.tasks.streams import I64, below, distinct, order, stream_key, uniform, words
+from circuitscope.tasks.task import Task
+
+_ROWS_AT_ONCE = 4096  # bounds the working memory of a large request
+
+
+class MQAR(Task):
+    """k keys bound to k values, then queries scattered over the rest of the sequence.
+
+    Keys are distinct tokens of [1, V/2), values of [V/2, V); with `shared_vocabulary` both come from
+    [1, V) and the 2k tokens of an example are distinct. Query slots are every second position after
+    the context; k distinct slots are drawn with p_i ∝ a · i^(a−1), i = 1..S (`power` is a). The
+    label of a query stands at the query's own position.
+    """
+
+    name: Literal["mqar"] = "mqar"
+    length: int = Field(default=64, ge=4, description="sequence length L, even, at least 4 · pairs")
+    pairs: int = Field(default=4, ge=1, description="key-value pairs k in the context")
+    queries: int | None = Field(default=None, ge=1, description="how many keys are asked for; none: all")
+    filler: Literal["clean", "random", "zero"] = Field(
+        default="clean",
+        description="between queries: random tokens that are not keys of the example (clean),"
+        " any random tokens (random: about 0.025 false bindings an example at the default size),"
+        " or token 0 (zero)",
+    )
+    shared_vocabulary: bool = Field(default=False, description="keys and values from one vocabulary")
+    power: float = Field(default=0.01, gt=0, description="exponent a of the slot law; 1 is uniform")
+    slots_in_draw_order: bool = Field(
+        default=False,
+        description="assign slots to keys in the order drawn, as the public benchmark does;"
+        " the slot then leaks the key",
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> "MQAR":
+        if self.length % 2:
+            raise UserError(f"length must be even, got {self.length}; try {self.length + 1}")
+        if 4 * self.pairs > self.length:
+            raise UserError(
+                f"pairs must be at most length / 4 = {self.length // 4} at length {self.length}, got {self.pairs}"
+            )
+        most = self.vocab_size // 2 - 1
+        if self.pairs > most:
+            raise UserError(
+                f"pairs must be at most vocab_size / 2 - 1 = {most} at vocab_size {self.vocab_size}, got {self.pairs}"
+            )
+        if self.queries is not None and self.queries > self.pairs:
+            raise UserError(f"queries must be at most pairs = {self.pairs}, got {self.queries}")
+        return self
+
+    @property
+    def max_length(self) -> int:
+        return self.length
+
+    def generate(self, key: int, examples: I64) -> Batch:
+        n, k, q = len(examples), self.pairs, self.queries or self.pairs
+        tokens = np.empty((n, self.length), dtype=np.int64)
+        labels = np.full((n, self.length), NO_LABEL, dtype=np.int64)
+        roles = np.zeros((n, self.length), dtype=np.int8)
+        query_pos = np.empty((n, q), dtype=np.int64)
+        query_pair = np.empty((n, q), dtype=np.int64)
+        roles[:, 0 : 2 * k : 2] = Role.KEY
+        roles[:, 1 : 2 * k : 2] = Role.VALUE
+        for start in range(0, n, _ROWS_AT_ONCE):
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            here = np.arange(min(_ROWS_AT_ONCE, n - start))[:, None]
+            keys, values = self._pairs(key, examples[rows])
+            slots, asked = self._queries(key, examples[rows], q)
+            query_pos[rows], query_pair[rows] = slots, asked
+            out = tokens[rows]
+            out[:, 0 : 2 * k : 2], out[:, 1 : 2 * k : 2] = keys, values
+            out[:, 2 * k :] = self._filler(key, examples[rows], keys)
+            out[here, slots] = keys[here, asked]
+            labels[rows][here, slots] = values[here, asked]
+            roles[rows][here, slots] = Role.QUERY
+        context = torch.arange(2 * k).reshape(k, 2)
+        layout = Layout(
+            roles=torch.from_numpy(roles),
+            key_pos=context[:, 0].expand(n, k),
+            value_pos=context[:, 1].expand(n, k),
+            query_pos=torch.from_numpy(query_pos),
+            query_pair=torch.from_numpy(query_pair),
+        )
+        return Batch(torch.from_numpy(tokens), torch.from_numpy(labels), layout)
+
+    def _pairs(self, key: int, examples: I64) -> tuple[I64, I64]:
+        """Keys and values [example, pair]."""
+        k, half = self.pairs, self.vocab_size // 2
+        if self.shared_vocabulary:
+            both = 1 + distinct(words(stream_key(key, "pairs"), examples, 4 * k), self.vocab_size - 1)
+            return both[:, :k], both[:, k:]
+        keys = distinct(words(stream_key(key, "keys"), examples, 2 * k), half - 1)
+        values = distinct(words(stream_key(key, "values"), examples, 2 * k), self.vocab_size - half)
+        return 1 + keys, half + values
+
+    def _queries(self, key: int, examples: I64, q: int) -> tuple[I64, I64]:
+        """Positions of the queries and the pair each asks for, both [example, query].
+
+        Slots without replacement with weights p are the q smallest of Exp(1) / p_i, in draw order.
+        """
+        n_slots = (self.length - 2 * self.pairs) // 2
+        weight = np.arange(1, n_slots + 1, dtype=np.float64) ** (self.power - 1)
+        race = -np.log(uniform(words(stream_key(key, "slots"), examples, n_slots))) / weight
+        slots = _smallest(race, q)
+        if self.slots_in_draw_order:
+            asked = np.broadcast_to(np.arange(q), slots.shape)
+        else:
+            asked = order(words(stream_key(key, "order"), examples, self.pairs))[:, :q]
+        return 2 * self.pairs + 2 * slots, asked
+
+    def _filler(self, key: int, examples: I64, keys: I64) -> I64:
+        """Tokens for every position after the context [example, pos]; queries overwrite some."""
+        shape = (len(examples), self.length - 2 * self.pairs)
+        if self.filler == "zero":
+            return np.zeros(shape, dtype=np.int64)
+        w = words(stream_key(key, "filler"), examples, shape[1])
+        if self.filler == "random":
+            return below(w, self.vocab_size)
+        tokens = below(w, self.vocab_size - self.pairs)
+        for one_key in np.sort(keys, axis=1).T:  # step over the keys, smallest first
+            tokens += tokens >= one_key[:, None]
+        return tokens
+
+
+class AR(MQAR):
+    """Associative recall: MQAR with one query, on the small vocabulary of the older task."""
+
+    name: Literal["ar"] = "ar"  # type: ignore[assignment]
+    vocab_size: int = Field(default=50, ge=4, lt=2**31, description="number of tokens")
+    queries: int | None = Field(default=1, ge=1, le=1, description="one: that is what AR means")
+
+
+def _smallest(x: NDArray[np.float64], count: int) -> I64:
+    """Indices of the `count` smallest entries of each row, in increasing order of the entry."""
+    if count < x.shape[1]:
+        part = np.argpartition(x, count - 1, axis=1)[:, :count]
+    else:
+        part = np.broadcast_to(np.arange(x.shape[1]), x.shape)
+    by_value = np.argsort(np.take_along_axis(x, part, axis=1), axis=1)
+    return np.take_along_axis(part, by_value, axis=1)

@@ -1,0 +1,1 @@
+"""Training: the loop, the run on disk, checkpoints and resume points."""

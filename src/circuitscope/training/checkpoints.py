@@ -1,0 +1,168 @@
+"""The checkpoints and resume points of one run, written by a background thread."""
+
+import queue
+import re
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from circuitscope.errors import RunFailed, UserError
+from circuitscope.training.schedule import spread
+from circuitscope.training.store import DamagedFile, read_tensors, remove_leftovers, write_tensors
+
+_NAME = re.compile(r"step-(\d{8,})\.safetensors")
+_WAITING = 2  # snapshots in memory before training waits for the disk
+
+Tensors = dict[str, torch.Tensor]
+
+
+class ResumePoint(NamedTuple):
+    """Weights and AdamW moments after `step` updates."""
+
+    step: int
+    weights: Tensors
+    moments: Tensors  # "first.NAME" and "second.NAME"
+
+
+class Checkpoints:
+    """Reads what a run has saved: `steps`, `load`."""
+
+    def __init__(self, run: Path):
+        self.folder = run / "checkpoints"
+        self.resume_folder = run / "resume"
+
+    def steps(self) -> list[int]:
+        """Steps with a checkpoint, in order."""
+        return _steps_in(self.folder)
+
+    def load(self, step: int) -> Tensors:
+        """Weights after `step` updates, checked."""
+        path = self.folder / _name(step)
+        if not path.exists():
+            have = self.steps()
+            if not have:
+                raise UserError(f"{self.folder} holds no checkpoints")
+            nearest = min(have, key=lambda s: abs(s - step))
+            raise UserError(f"no checkpoint at step {step}; nearest: {nearest} (of {len(have)} from {have[0]} to {have[-1]})")
+        return _read(path, step)
+
+    def resume_steps(self) -> list[int]:
+        """Steps with a resume point, in order."""
+        return _steps_in(self.resume_folder)
+
+    def load_resume_point(self, step: int) -> ResumePoint:
+        """The resume point after `step` updates, checked."""
+        tensors = _read(self.resume_folder / _name(step), step)
+        weights = {n.removeprefix("weight."): t for n, t in tensors.items() if n.startswith("weight.")}
+        moments = {n: t for n, t in tensors.items() if not n.startswith("weight.")}
+        return ResumePoint(step, weights, moments)
+
+
+class CheckpointWriter(Checkpoints):
+    """Saves snapshots in the background. Use as a context manager; leaving it waits for the disk."""
+
+    def __init__(self, run: Path, keep_resume: int):
+        super().__init__(run)
+        self.keep_resume = keep_resume
+        self.written = 0
+        for folder in (self.folder, self.resume_folder):
+            folder.mkdir(exist_ok=True)
+            remove_leftovers(folder)
+        self._queue: queue.Queue[tuple[Path, int, Tensors] | None] = queue.Queue(maxsize=_WAITING)
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name="checkpoint-writer", daemon=True)
+
+    def __enter__(self) -> "CheckpointWriter":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._queue.put(None)
+        self._thread.join()
+        if kind is None:
+            self._raise_error()
+
+    def save(self, step: int, model: nn.Module) -> None:
+        """A checkpoint of the weights as they are now."""
+        self._put(self.folder / _name(step), step, _snapshot(model.state_dict().items()))
+
+    def save_resume_point(self, step: int, model: nn.Module, moments: Tensors) -> None:
+        """Weights and optimizer as they are now; older points thin out to `keep_resume`."""
+        weights = ((f"weight.{name}", tensor) for name, tensor in model.state_dict().items())
+        self._put(self.resume_folder / _name(step), step, _snapshot([*weights, *moments.items()]))
+
+    def _put(self, path: Path, step: int, tensors: Tensors) -> None:
+        self._raise_error()
+        self._queue.put((path, step, tensors))
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise RunFailed(f"cannot save: {error}; what was saved before is intact") from error
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if self._error is not None:
+                continue
+            try:
+                self._write(*item)
+            except Exception as error:
+                self._error = error
+
+    def _write(self, path: Path, step: int, tensors: Tensors) -> None:
+        if path.exists():
+            if _holds(path, step, tensors):
+                self.written += 1
+                return
+            _set_aside(path)
+        write_tensors(path, tensors, {"format": "circuitscope-1", "step": str(step)})
+        if path.parent == self.folder:
+            self.written += 1
+        else:
+            have = self.resume_steps()
+            for old in set(have) - set(spread(have, self.keep_resume)):
+                (self.resume_folder / _name(old)).unlink(missing_ok=True)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}.safetensors"
+
+
+def _steps_in(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    return sorted(int(m[1]) for p in folder.iterdir() if (m := _NAME.fullmatch(p.name)))
+
+
+def _read(path: Path, step: int) -> Tensors:
+    tensors, metadata = read_tensors(path)
+    if metadata.get("step") != str(step):
+        raise DamagedFile(f"{path} is damaged: it holds step {metadata.get('step')}")
+    return tensors
+
+
+def _snapshot(tensors: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}
+
+
+def _holds(path: Path, step: int, tensors: Tensors) -> bool:
+    """Whether the file already holds exactly these tensors, as it does when a resumed run passes it."""
+    try:
+        saved = _read(path, step)
+    except (DamagedFile, OSError):
+        return False
+    return saved.keys() == tensors.keys() and all(torch.equal(saved[n], t) for n, t in tensors.items())
+
+
+def _set_aside(path: Path) -> None:
+    """Moves a file that differs out of the way under a free name: saved data is never overwritten."""
+    folder = path.parent / "replaced"
+    folder.mkdir(exist_ok=True)
+    number = 1
+    while (aside := folder / f"{path.stem}.{number}{path.suffix}").exists():
+        number += 1
+    path.rename(aside)

@@ -1,0 +1,66 @@
+"""Where a run computes: the device, the precision, and what is set up on it."""
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from circuitscope.errors import UserError
+from circuitscope.training.config import TrainConfig
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA, else Apple's GPU, else the CPU."""
+    have = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return torch.device(next(d for d in ("cuda", "mps", "cpu") if have[d]))
+    if not have[name]:
+        present = ", ".join(d for d, there in have.items() if there)
+        raise UserError(f"device '{name}' is not there; this machine has: {present}")
+    return torch.device(name)
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """bfloat16 autocast on CUDA by default, elsewhere only when asked."""
+    half = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half)
+
+
+@contextmanager
+def set_up(device: torch.device, config: TrainConfig) -> Iterator[None]:
+    """Thread count, memory and deterministic kernels for a run; threads and kernels are put back after."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if device.type == "cpu":
+        keep_freed_memory()
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
+
+
+def keep_freed_memory() -> None:
+    """Lets glibc keep freed blocks of up to 32 MB for the next step instead of returning them.
+
+    Otherwise every large temporary is mapped and page-faulted anew each step; at the default size
+    that is a third of the step. Elsewhere than on glibc nothing is done.
+    """
+    if sys.platform != "linux":
+        return
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(_M_MMAP_THRESHOLD, 1 << 25)
+    mallopt(_M_TRIM_THRESHOLD, 1 << 29)
+    mallopt(_M_TOP_PAD, 1 << 26)

@@ -1,0 +1,64 @@
+"""metrics.jsonl: one JSON object a line, appended as training goes.
+
+Fields of a row:
+    step      updates done
+    split     "train" (loss of that step's batch) or "validation" (held-out examples)
+    loss      mean cross-entropy at labelled positions
+    accuracy  share of labelled positions answered right
+    lr        learning rate of the last update
+    tokens    tokens trained on so far
+    seconds   time spent training so far
+Validation rows also have `loss_per_batch` and `accuracy_per_batch`, so that one run gives an interval.
+A line {"resumed_from": s} says that rows before it with a step above s were made again after it.
+"""
+
+import json
+from pathlib import Path
+from typing import IO, Any
+
+
+class MetricsLog:
+    """Appends rows; every row reaches the operating system at once."""
+
+    def __init__(self, run: Path, resumed_from: int | None = None):
+        self.path = run / "metrics.jsonl"
+        torn = _ends_in_mid_line(self.path)
+        self._file: IO[str] = open(self.path, "a", encoding="utf-8", buffering=1)
+        if torn:
+            self._file.write("\n")
+        if resumed_from is not None:
+            self.write({"resumed_from": resumed_from})
+
+    def write(self, row: dict[str, Any]) -> None:
+        self._file.write(json.dumps(row) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """Rows of a run in order of step, without those that a resume made again and without a torn line."""
+    path = run / "metrics.jsonl"
+    rows: list[dict[str, Any]] = []
+    if not path.exists():
+        return rows
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the line a killed process was writing
+        if not isinstance(row, dict):
+            continue
+        if "resumed_from" in row:
+            rows = [r for r in rows if r["step"] <= row["resumed_from"]]
+        elif "step" in row:
+            rows.append(row)
+    return rows
+
+
+def _ends_in_mid_line(path: Path) -> bool:
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with open(path, "rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"

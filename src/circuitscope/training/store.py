@@ -1,0 +1,95 @@
+"""Tensor files that are whole or not there: safetensors with a digest over every byte.
+
+The digest stands in the header's metadata as 64 hex digits and covers the file with those digits
+replaced by zeros, so a flipped bit anywhere, header included, is found on load. The files stay
+ordinary safetensors files.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from safetensors.torch import load as parse_safetensors
+from safetensors.torch import save as to_safetensors
+
+_BLANK = "0" * 64
+
+
+class DamagedFile(Exception):
+    """A file that is not what was written: truncated, altered, or not one of ours."""
+
+
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """Writes to a temporary name, syncs, renames: at any instant `path` is absent or whole."""
+    data = bytearray(to_safetensors(tensors, metadata={**metadata, "digest": _BLANK}))
+    start = data.index(_digest_field(_BLANK)) + len(b'"digest":"')
+    data[start : start + 64] = hashlib.sha256(data).hexdigest().encode()
+    write_whole(path, lambda file: file.write(data))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors and metadata of a file, after checking its digest."""
+    data = bytearray(path.read_bytes())
+    try:
+        metadata = _metadata(data)
+        digest = metadata.pop("digest")
+        field = _digest_field(digest)
+        start = data.index(field) + len(b'"digest":"')
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DamagedFile(f"{path} is damaged: its header cannot be read") from None
+    data[start : start + 64] = _BLANK.encode()
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise DamagedFile(f"{path} is damaged: its contents do not match its digest")
+    return parse_safetensors(bytes(data)), metadata
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Atomic write: temporary name in the same folder, fsync, rename, fsync of the folder."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A small text file, atomically."""
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Deletes temporary files that a killed process left behind. Call with the run's lock held."""
+    for leftover in folder.glob(".*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
+def _metadata(data: bytearray) -> dict[str, str]:
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > len(data) - 8:
+        raise ValueError("truncated")
+    header = json.loads(data[8 : 8 + size])
+    return dict(header["__metadata__"])
+
+
+def _digest_field(digest: str) -> bytes:
+    if len(digest) != 64:
+        raise ValueError("digest")
+    return b'"digest":"' + digest.encode() + b'"'
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,296 @@
+"""The training loop: step, log, evaluate, save; resumable to the same bits.
+
+What a step computes depends only on the config and the step number: batches are addressed by step,
+the learning rate is a function of it, and there is no other state than weights and AdamW moments.
+"""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from circuitscope.config import RunConfig
+from circuitscope.errors import RunFailed
+from circuitscope.kernels.cross_entropy import linear_cross_entropy
+from circuitscope.models import HookedLM
+from circuitscope.tasks import Batch, Split
+from circuitscope.training.checkpoints import CheckpointWriter
+from circuitscope.training.device import autocast, choose_device, set_up
+from circuitscope.training.metrics import MetricsLog
+from circuitscope.training.optimizer import make_optimizer, moments_of, restore_moments
+from circuitscope.training.progress import Progress, Silent
+from circuitscope.training.run import Run, create_run
+from circuitscope.training.schedule import learning_rate, saves_checkpoint, saves_resume_point
+from circuitscope.training.store import DamagedFile
+from circuitscope.training.trackers import Tracker, check_trackers, trackers_for
+
+
+def train(
+    config: RunConfig, *, root: str | Path | None = None, name: str | None = None, progress: Progress | None = None
+) -> Run:
+    """Trains a new run from its config and returns it."""
+    device = choose_device(config.train.device)
+    check_trackers(config)
+    threads = config.train.threads or torch.get_num_threads()
+    run = create_run(config, root=root, name=name, device=device.type, threads=threads)
+    _train(run, config, device, progress or Silent())
+    return run
+
+
+def resume(run: Run, *, progress: Progress | None = None) -> Run:
+    """Continues a run from its newest readable resume point, to the same weights an unbroken run has."""
+    progress = progress or Silent()
+    if run.status.get("state") == "finished":
+        progress.say(f"{run.path} is finished already, at step {run.status['step']}")
+        return run
+    config = run.config
+    device = choose_device(config.train.device)
+    threads, before = config.train.threads or torch.get_num_threads(), run.environment.get("threads")
+    if before is not None and before != threads:
+        progress.say(
+            f"warning: {run.path} was started with {before} CPU threads and goes on with {threads};"
+            " its weights will differ in the last bits from an unbroken run"
+        )
+    if (was := run.environment.get("device")) is not None and was != device.type:
+        progress.say(f"warning: {run.path} was started on {was} and goes on on {device.type}; bits will differ")
+    _train(run, config, device, progress, resuming=True)
+    return run
+
+
+class Interrupted(Exception):
+    """SIGTERM or Ctrl-C arrived; the run was saved and can be resumed."""
+
+    def __init__(self, message: str, signum: int):
+        super().__init__(message)
+        self.exit_code = 128 + signum
+
+
+class Diverged(RunFailed):
+    """The loss or a gradient is not finite."""
+
+
+def _train(run: Run, config: RunConfig, device: torch.device, progress: Progress, resuming: bool = False) -> None:
+    """Holds the lock and records how it ended, whatever happens."""
+    lock = run.lock()
+    trainer = Trainer(run, config, device, progress)
+    try:
+        with set_up(device, config.train):
+            trainer.go(resuming)
+    except Interrupted as stop:
+        run.write_status("stopped", trainer.step, str(stop))
+        raise
+    except Diverged as error:
+        run.write_status("diverged", trainer.step, str(error))
+        raise
+    except (RunFailed, OSError) as error:
+        message = str(error) if isinstance(error, RunFailed) else f"cannot write to {run.path}: {error.strerror}"
+        _try_status(run, trainer.step, message)
+        raise RunFailed(f"{message} (last checkpoint: step {max(run.steps, default='none')})") from error
+    except BaseException as error:
+        _try_status(run, trainer.step, f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        lock.release()
+
+
+class Trainer:
+    """One pass of training over one run. `step` counts the updates done."""
+
+    def __init__(self, run: Run, config: RunConfig, device: torch.device, progress: Progress):
+        self.run, self.config, self.device, self.progress = run, config, device, progress
+        self.step = 0
+        self.seed = config.train.seed if config.train.data_seed is None else config.train.data_seed
+
+    def go(self, resuming: bool) -> None:
+        cfg = self.config.train
+        self.model = HookedLM(self.config.model, seed=cfg.seed).to(self.device).train()
+        self.optimizer = make_optimizer(self.model, cfg)
+        with CheckpointWriter(self.run.path, cfg.keep_resume) as self.writer, self.progress:
+            self.seconds = 0.0
+            if resuming:
+                self._restore()
+            log = MetricsLog(self.run.path, resumed_from=self.step if resuming else None)
+            trackers = trackers_for(self.config, self.run)
+            self.run.write_status("running", self.step)
+            self.progress.start(self.run, cfg.steps, self.step)
+            try:
+                self._loop(log, trackers)
+            finally:
+                log.close()
+        self.run.write_status("finished", self.step)
+
+    def _loop(self, log: MetricsLog, trackers: list[Tracker]) -> None:
+        cfg = self.config.train
+        before, began = self.seconds, time.monotonic()
+
+        def record(row: dict[str, Any]) -> None:
+            self.seconds = before + time.monotonic() - began
+            row = {
+                "step": self.step,
+                **row,
+                "lr": learning_rate(max(0, self.step - 1), cfg),
+                "tokens": self.step * cfg.batch_size * self.config.task.max_length,
+                "seconds": round(self.seconds, 3),
+            }
+            log.write(row)
+            for track in trackers:
+                track(row)
+
+        if self.step == 0:
+            self._save()
+            self._evaluate(record)
+        with _catch_signals() as caught:
+            while self.step < cfg.steps:
+                log_this = (self.step + 1) % cfg.log_every == 0
+                loss, accuracy = self._update(log_this)
+                self.step += 1
+                if log_this:
+                    self._check(loss)
+                    record({"split": "train", "loss": float(loss), "accuracy": float(accuracy)})
+                    self.progress.step(self.step, float(loss), self.writer.written)
+                reached = False
+                if self.step % cfg.eval_every == 0 or self.step == cfg.steps:
+                    reached = self._evaluate(record) >= (cfg.early_stop or math.inf)
+                if reached or saves_checkpoint(self.step, cfg):
+                    self._save()
+                if saves_resume_point(self.step, cfg) or caught:
+                    self._save_resume_point()
+                if caught:
+                    raise Interrupted(
+                        f"stopped by {signal.Signals(caught[0]).name} at step {self.step};"
+                        f" go on with: circuitscope train --resume {self.run.path}",
+                        caught[0],
+                    )
+                if reached:
+                    self.progress.say(f"validation accuracy {cfg.early_stop:.0%} reached at step {self.step}")
+                    return
+
+    def _update(self, measure: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """One optimizer step on batch number `self.step`; its loss and, when measured, its accuracy."""
+        cfg = self.config.train
+        where, target, tokens = self._batch(self.step, "train", cfg.batch_size)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.step, cfg)
+        weight = self.model.W_U.T
+        with autocast(self.device, cfg.precision):
+            hidden = self.model.hidden(tokens, where)
+            loss = linear_cross_entropy(hidden, weight, target)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), cfg.clip or math.inf)
+        if self.device.type == "cpu":
+            self._check(loss)
+            self._check(norm, "gradient")
+        accuracy = torch.tensor(math.nan)
+        if measure:
+            accuracy = (F.linear(hidden.detach(), weight.detach()).argmax(-1) == target).float().mean()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach(), accuracy
+
+    def _batch(self, step: int, split: Split, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        batch: Batch = self.config.task.batch(step, split=split, size=size, seed=self.seed)
+        where, target = batch.labelled()
+        return where.to(self.device), target.to(self.device), batch.tokens.to(self.device)
+
+    @torch.no_grad()
+    def _evaluate(self, record: Any) -> float:
+        """Loss and accuracy on the held-out batches, the same ones every time."""
+        cfg = self.config.train
+        losses, accuracies = [], []
+        self.model.eval()
+        for i in range(cfg.eval_batches):
+            where, target, tokens = self._batch(i, "validation", cfg.eval_batch_size)
+            with autocast(self.device, cfg.precision):
+                logits = self.model(tokens, where).float()
+            losses.append(F.cross_entropy(logits, target).item())
+            accuracies.append((logits.argmax(-1) == target).float().mean().item())
+        self.model.train()
+        loss, accuracy = sum(losses) / len(losses), sum(accuracies) / len(accuracies)
+        self._check(torch.tensor(loss), "validation loss")
+        record(
+            {
+                "split": "validation",
+                "loss": loss,
+                "accuracy": accuracy,
+                "loss_per_batch": [round(x, 6) for x in losses],
+                "accuracy_per_batch": [round(x, 6) for x in accuracies],
+            }
+        )
+        self.progress.evaluated(self.step, loss, accuracy, self.writer.written)
+        return accuracy
+
+    def _save(self) -> None:
+        self._check_weights()
+        self.writer.save(self.step, self.model)
+
+    def _save_resume_point(self) -> None:
+        self._check_weights()
+        self.writer.save_resume_point(self.step, self.model, moments_of(self.optimizer, self.model))
+
+    def _restore(self) -> None:
+        """Weights and moments of the newest readable resume point; without one, from the seed again."""
+        for step in reversed(self.writer.resume_steps()):
+            try:
+                point = self.writer.load_resume_point(step)
+                self.model.load_state_dict(point.weights)
+            except (DamagedFile, OSError, RuntimeError) as error:
+                self.progress.say(f"warning: resume point {step} left out: {' '.join(str(error).split())}")
+                continue
+            restore_moments(self.optimizer, self.model, point.moments, step)
+            self.step = step
+            break
+        self.writer.written = sum(s < self.step for s in self.writer.steps())
+        rows = self.run.metrics
+        if len(rows):
+            self.seconds = float(rows[rows.step <= self.step].seconds.max())
+        self.progress.say(f"resuming {self.run.path} from step {self.step}")
+
+    def _check(self, value: torch.Tensor, what: str = "loss") -> None:
+        if not math.isfinite(value.item()):
+            good = max((s for s in self.writer.steps() if s <= self.step), default=None)
+            raise Diverged(
+                f"{what} is {value.item()} at step {self.step}: the run diverged; try a smaller train.lr"
+                f" than {self.config.train.lr:g}; last good checkpoint: step {good}"
+            )
+
+    def _check_weights(self) -> None:
+        """No checkpoint ever holds a weight that is not finite."""
+        total = sum(p.detach().sum(dtype=torch.float64) for p in self.model.parameters())
+        self._check(torch.as_tensor(total), "sum of the weights")
+
+
+@contextmanager
+def _catch_signals() -> Iterator[list[int]]:
+    """A list that SIGTERM and SIGINT append to; a second Ctrl-C breaks at once."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(signum)
+
+    before = {s: signal.signal(s, note) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield caught
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _try_status(run: Run, step: int, message: str) -> None:
+    """The record of a failure, if the disk still takes it."""
+    try:
+        run.write_status("failed", step, message)
+    except OSError:
+        pass
