@@ -45,7 +45,7 @@ _PUBLIC = {
     "train": "api",
 }
 
-__all__ = [*_MODULES, *_PUBLIC]
+__all__ = [*_MODULES, *_PUBLIC]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

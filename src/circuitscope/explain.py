@@ -12,7 +12,9 @@ def explain(error: ValidationError, model: type[BaseModel], at: str = "") -> Use
     first, *others = error.errors()
     path = ".".join(filter(None, [at, *map(str, first["loc"])]))
     if first["type"] == "extra_forbidden":
-        return unknown("key", path, [".".join(filter(None, [*path.split(".")[:-1], f])) for f in _fields(model, first["loc"])])
+        return unknown(
+            "key", path, [".".join(filter(None, [*path.split(".")[:-1], f])) for f in _fields(model, first["loc"])]
+        )
     message = first["msg"].replace("Input should be", "expected").replace("expected a valid", "expected a")
     more = f" (and {len(others)} more)" if others else ""
     return UserError(f"{path}: {message}, got {first['input']!r}{more}")

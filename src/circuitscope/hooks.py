@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformer_lens import ActivationCache, FactoredMatrix, HookedRootModule, patching
 from transformer_lens.hook_points import HookPoint
-from transformer_lens.utilities import get_act_name
+from transformer_lens.utilities import get_act_name  # type: ignore[attr-defined]
 
 from circuitscope.errors import unknown
 
@@ -27,10 +27,7 @@ NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
 
 def wanted(*points: HookPoint) -> bool:
     """Whether anything listens at one of these points: a hook, a cache, or torch's own hooks."""
-    return any(
-        p._forward_hooks or p._forward_pre_hooks or p._backward_hooks or p._backward_pre_hooks
-        for p in points
-    )
+    return any(p._forward_hooks or p._forward_pre_hooks or p._backward_hooks or p._backward_pre_hooks for p in points)
 
 
 class HookNames(dict[str, torch.nn.Module]):
@@ -43,9 +40,7 @@ class HookNames(dict[str, torch.nn.Module]):
 class Cache(ActivationCache):
     """TransformerLens's ActivationCache that also answers to the alias names of attention hooks."""
 
-    def __init__(
-        self, cache: dict[str, torch.Tensor], model: Any, aliases: dict[str, str], has_batch_dim: bool = True
-    ):
+    def __init__(self, cache: dict[str, torch.Tensor], model: Any, aliases: dict[str, str], has_batch_dim: bool = True):
         super().__init__(cache, model, has_batch_dim=has_batch_dim)
         self.aliases = aliases
 

@@ -16,7 +16,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Train sequence models on recall tasks, save every stage, and read circuits out of it.",
-    epilog="Start with: [bold]circuitscope train --save-every 100[/bold]. Exit codes: 0 done, 1 a run failed, 2 bad input.",
+    epilog="Start with: [bold]circuitscope train --save-every 100[/bold]. "
+    "Exit codes: 0 done, 1 a run failed, 2 bad input.",
 )
 app.command("train")(train.train)
 app.add_typer(tasks.app, name="tasks")

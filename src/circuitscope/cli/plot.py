@@ -15,8 +15,13 @@ def plot() -> None:
 
 @app.command()
 def dynamics(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Runs to draw; the newest unless told.", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write: .png, .svg or .pdf.", show_default="figures/dynamics.png in the run")] = None,
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Runs to draw; the newest unless told.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write: .png, .svg or .pdf.", show_default="figures/dynamics.png in the run"),
+    ] = None,
 ) -> None:
     """Loss and accuracy over training steps, with the chance level 1/k."""
     from circuitscope.training.run import Run, newest_run

@@ -11,7 +11,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=False, help="List the tasks, or show an example of one.")
 
-_COLOURS = {"KEY": "bold cyan", "VALUE": "bold yellow", "QUERY": "bold magenta", "FILLER": "dim", "START": "green", "BLOCK": "cyan"}
+_COLOURS = {
+    "KEY": "bold cyan",
+    "VALUE": "bold yellow",
+    "QUERY": "bold magenta",
+    "FILLER": "dim",
+    "START": "green",
+    "BLOCK": "cyan",
+}
 
 
 @app.callback(invoke_without_command=True)
@@ -38,9 +45,13 @@ def show(
     name: Annotated[str, typer.Argument(help="Name of the task.")],
     step: Annotated[int, typer.Option(help="Which batch.")] = 0,
     count: Annotated[int, typer.Option("--examples", help="How many examples.", min=1)] = 2,
-    length: Annotated[int | None, typer.Option(help="Sequence length; small unless told, to fit a screen.", show_default=False)] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Sequence length; small unless told, to fit a screen.", show_default=False)
+    ] = None,
     pairs: Annotated[int | None, typer.Option(help="Key-value pairs.", show_default=False)] = None,
-    assign: Annotated[list[str] | None, typer.Option("--set", help="Any option of the task: --set filler=zero.", show_default=False)] = None,
+    assign: Annotated[
+        list[str] | None, typer.Option("--set", help="Any option of the task: --set filler=zero.", show_default=False)
+    ] = None,
 ) -> None:
     """Print a small example of a task, its roles in colour and its labels below."""
     from rich.console import Console
@@ -48,7 +59,11 @@ def show(
     from circuitscope import tasks
     from circuitscope.config import parse_assignments
 
-    small = {"mqar": {"length": 24, "pairs": 3, "vocab_size": 64}, "ar": {"length": 16, "pairs": 3}, "induction": {"block": 6, "repeats": 3, "vocab_size": 64}}
+    small = {
+        "mqar": {"length": 24, "pairs": 3, "vocab_size": 64},
+        "ar": {"length": 16, "pairs": 3},
+        "induction": {"block": 6, "repeats": 3, "vocab_size": 64},
+    }
     options = small.get(tasks.task_class(name).model_fields["name"].default, {})
     given = {"length": length, "pairs": pairs}
     options = options | {k: v for k, v in given.items() if v is not None} | parse_assignments(assign or [])
@@ -71,7 +86,9 @@ def _example(batch: "Batch", task: "Task", row: int) -> "Text":
     tokens, labels = Text("tokens"), Text("labels")
     for token, label, role in zip(batch.tokens[row], batch.labels[row], batch.layout.roles[row], strict=True):
         tokens.append(f"{int(token):>{width}}", style=_COLOURS[Role(int(role)).name])
-        labels.append(f"{'·' if label == NO_LABEL else int(label):>{width}}", style="dim" if label == NO_LABEL else "bold yellow")
+        labels.append(
+            f"{'·' if label == NO_LABEL else int(label):>{width}}", style="dim" if label == NO_LABEL else "bold yellow"
+        )
     return Text("\n").join([Text(""), tokens, labels])
 
 

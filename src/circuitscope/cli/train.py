@@ -10,48 +10,132 @@ _MODEL, _TASK, _OPTIMIZE, _SAVE, _RUN = "Model", "Task", "Optimization", "Saving
 
 def train(
     config: Annotated[
-        Path | None, typer.Argument(help="A config file, for example runs/NAME/config.yaml to repeat a run.", show_default=False)
+        Path | None,
+        typer.Argument(help="A config file, for example runs/NAME/config.yaml to repeat a run.", show_default=False),
     ] = None,
     mixers: Annotated[
-        str | None, typer.Option(help="Token mixer of every layer, or one per layer: attention,attention.", rich_help_panel=_MODEL, show_default="attention")
+        str | None,
+        typer.Option(
+            help="Token mixer of every layer, or one per layer: attention,attention.",
+            rich_help_panel=_MODEL,
+            show_default="attention",
+        ),
     ] = None,
-    layers: Annotated[int | None, typer.Option(help="Number of layers.", rich_help_panel=_MODEL, show_default="2")] = None,
-    d_model: Annotated[int | None, typer.Option(help="Width of the residual stream.", rich_help_panel=_MODEL, show_default="64")] = None,
-    heads: Annotated[int | None, typer.Option(help="Attention heads in every layer.", rich_help_panel=_MODEL, show_default="1")] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Number of layers.", rich_help_panel=_MODEL, show_default="2")
+    ] = None,
+    d_model: Annotated[
+        int | None, typer.Option(help="Width of the residual stream.", rich_help_panel=_MODEL, show_default="64")
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Attention heads in every layer.", rich_help_panel=_MODEL, show_default="1")
+    ] = None,
     positions: Annotated[
-        str | None, typer.Option(help="none, learned, sinusoidal, rope or alibi.", rich_help_panel=_MODEL, show_default="learned")
+        str | None,
+        typer.Option(help="none, learned, sinusoidal, rope or alibi.", rich_help_panel=_MODEL, show_default="learned"),
     ] = None,
-    task: Annotated[str | None, typer.Option(help="Task; `circuitscope tasks` lists them.", rich_help_panel=_TASK, show_default="mqar")] = None,
-    length: Annotated[int | None, typer.Option(help="Sequence length.", rich_help_panel=_TASK, show_default="64")] = None,
-    pairs: Annotated[int | None, typer.Option(help="Key-value pairs in a sequence.", rich_help_panel=_TASK, show_default="4")] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Vocabulary.", rich_help_panel=_TASK, show_default="8192")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="Task; `circuitscope tasks` lists them.", rich_help_panel=_TASK, show_default="mqar"),
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Sequence length.", rich_help_panel=_TASK, show_default="64")
+    ] = None,
+    pairs: Annotated[
+        int | None, typer.Option(help="Key-value pairs in a sequence.", rich_help_panel=_TASK, show_default="4")
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Vocabulary.", rich_help_panel=_TASK, show_default="8192")
+    ] = None,
     examples: Annotated[
-        str | None, typer.Option(help="Training examples, repeated in a new order each epoch; none: never repeat.", rich_help_panel=_TASK, show_default=False)
+        str | None,
+        typer.Option(
+            help="Training examples, repeated in a new order each epoch; none: never repeat.",
+            rich_help_panel=_TASK,
+            show_default=False,
+        ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps.", rich_help_panel=_OPTIMIZE, show_default=False)] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Examples a step.", rich_help_panel=_OPTIMIZE, show_default="64")] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", rich_help_panel=_OPTIMIZE, show_default=False)] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights and examples.", rich_help_panel=_OPTIMIZE, show_default="0")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Optimizer steps.", rich_help_panel=_OPTIMIZE, show_default=False)
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Examples a step.", rich_help_panel=_OPTIMIZE, show_default="64")
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Peak learning rate.", rich_help_panel=_OPTIMIZE, show_default=False)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of weights and examples.", rich_help_panel=_OPTIMIZE, show_default="0")
+    ] = None,
     early_stop: Annotated[
-        float | None, typer.Option(help="Stop at this validation accuracy, for example 0.99.", rich_help_panel=_OPTIMIZE, show_default=False)
+        float | None,
+        typer.Option(
+            help="Stop at this validation accuracy, for example 0.99.", rich_help_panel=_OPTIMIZE, show_default=False
+        ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=_OPTIMIZE, show_default="auto")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads.", rich_help_panel=_OPTIMIZE, show_default="torch's choice")] = None,
-    save_every: Annotated[int | None, typer.Option(help="Save a checkpoint every N steps; the first and the last always.", rich_help_panel=_SAVE, show_default="100")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=_OPTIMIZE, show_default="auto")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads.", rich_help_panel=_OPTIMIZE, show_default="torch's choice")
+    ] = None,
+    save_every: Annotated[
+        int | None,
+        typer.Option(
+            help="Save a checkpoint every N steps; the first and the last always.",
+            rich_help_panel=_SAVE,
+            show_default="100",
+        ),
+    ] = None,
     save_schedule: Annotated[
-        str | None, typer.Option(help="every, or log: steps 1, 2, 4 … and then every N.", rich_help_panel=_SAVE, show_default="every")
+        str | None,
+        typer.Option(
+            help="every, or log: steps 1, 2, 4 … and then every N.", rich_help_panel=_SAVE, show_default="every"
+        ),
     ] = None,
-    resume_every: Annotated[int | None, typer.Option(help="Save a resume point (with optimizer state) every N steps.", rich_help_panel=_SAVE, show_default="250")] = None,
-    keep_resume: Annotated[int | None, typer.Option(help="How many resume points to keep, spread over the run.", rich_help_panel=_SAVE, show_default="4")] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.", rich_help_panel=_SAVE)] = False,
-    wandb: Annotated[str | None, typer.Option(help="Also log to this Weights & Biases project.", rich_help_panel=_SAVE, show_default=False)] = None,
+    resume_every: Annotated[
+        int | None,
+        typer.Option(
+            help="Save a resume point (with optimizer state) every N steps.", rich_help_panel=_SAVE, show_default="250"
+        ),
+    ] = None,
+    keep_resume: Annotated[
+        int | None,
+        typer.Option(
+            help="How many resume points to keep, spread over the run.", rich_help_panel=_SAVE, show_default="4"
+        ),
+    ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard events.", rich_help_panel=_SAVE)
+    ] = False,
+    wandb: Annotated[
+        str | None,
+        typer.Option(help="Also log to this Weights & Biases project.", rich_help_panel=_SAVE, show_default=False),
+    ] = None,
     assign: Annotated[
-        list[str] | None, typer.Option("--set", help="Any field of the config: --set model.d_model=128. Repeatable.", rich_help_panel=_RUN, show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Any field of the config: --set model.d_model=128. Repeatable.",
+            rich_help_panel=_RUN,
+            show_default=False,
+        ),
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Continue this run where it stopped.", rich_help_panel=_RUN, show_default=False)] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run.", rich_help_panel=_RUN, show_default="MIXER-TASK-NUMBER")] = None,
-    runs: Annotated[Path | None, typer.Option(help="Folder that holds the runs.", rich_help_panel=_RUN, show_default="$CIRCUITSCOPE_RUNS or runs")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and stop.", rich_help_panel=_RUN)] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue this run where it stopped.", rich_help_panel=_RUN, show_default=False)
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run.", rich_help_panel=_RUN, show_default="MIXER-TASK-NUMBER")
+    ] = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that holds the runs.", rich_help_panel=_RUN, show_default="$CIRCUITSCOPE_RUNS or runs"
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved config and stop.", rich_help_panel=_RUN)
+    ] = False,
 ) -> None:
     """Train a model on a recall task and save checkpoints densely.
 
@@ -109,7 +193,10 @@ def _run(
     try:
         if resumed is not None:
             if path or given or assign or name or root or dry_run:
-                raise UserError("--resume continues a run as it was configured and takes no other option; to change something start a new run")
+                raise UserError(
+                    "--resume continues a run as it was configured and takes no other option;"
+                    " to change something start a new run"
+                )
             run = trainer.resume(Run(resumed), progress=progress)
         else:
             data = configs.read_yaml(path) if path else {}

@@ -1,5 +1,7 @@
 """Causal softmax attention: the plain reference, and the fused call chosen by device and dtype."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -12,7 +14,7 @@ def causal_scores(
     bias: Float[Tensor, "head dest src"] | None = None,
 ) -> Float[Tensor, "batch head dest src"]:
     """QKᵀ/√d + bias with −∞ above the diagonal; softmax of this is the pattern."""
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+    scores: Tensor = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
     if bias is not None:
         scores = scores + bias
     future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
@@ -46,7 +48,7 @@ def fused_attention(
     return z.transpose(1, 2)
 
 
-def _flash_attn():  # type: ignore[no-untyped-def]
+def _flash_attn() -> Any:
     """flash-attn's function, or None: without a driver its import fails in many ways."""
     try:
         from flash_attn import flash_attn_func

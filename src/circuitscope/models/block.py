@@ -1,5 +1,7 @@
 """One layer: a token mixer, then an MLP or nothing, each on a pre-norm residual branch."""
 
+from typing import Any
+
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -31,7 +33,7 @@ class Block(nn.Module):
         super().__init__()
         self.hook_resid_pre = HookPoint()
         self.ln1 = HookedLayerNorm(config.d_model, config.norm_eps)
-        self.mixer = build_mixer(mixer, config.d_model, config.positions)
+        self.mixer: Any = build_mixer(mixer, config.d_model, config.positions)
         self.hook_mixer_out = HookPoint()
         self.has_mlp = config.state_mixer == "mlp"
         if self.has_mlp:
@@ -42,7 +44,7 @@ class Block(nn.Module):
         self.hook_resid_post = HookPoint()
 
     @property
-    def attn(self) -> nn.Module:
+    def attn(self) -> Any:
         """TransformerLens's name for an attention mixer."""
         return self.mixer
 

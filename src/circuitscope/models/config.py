@@ -50,7 +50,9 @@ class ModelConfig(BaseModel):
         layers = data.setdefault("n_layers", default)
         if isinstance(layers, int) and 1 <= layers <= 1024:
             if len(mixers) not in (1, layers):
-                raise UserError(f"model.mixers: {len(mixers)} mixers for n_layers = {layers}; give one, or one per layer")
+                raise UserError(
+                    f"model.mixers: {len(mixers)} mixers for n_layers = {layers}; give one, or one per layer"
+                )
             if len(mixers) == 1:
                 mixers = list(mixers) * layers
         data["mixers"] = mixers

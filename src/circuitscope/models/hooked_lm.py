@@ -60,11 +60,11 @@ class HookedLM(HookedRootModule):
             torch.manual_seed(seed)
             self._build(config)
             self._initialize(config)
-        self.setup()
+        self.setup()  # type: ignore[no-untyped-call]
         self.mod_dict = HookNames(self.mod_dict)
         self.aliases = self._alias_attention()
         self.on_demand = frozenset(
-            f"blocks.{i}.mixer.{hook}" for i, block in enumerate(self.blocks) for hook in block.mixer.on_demand
+            f"blocks.{i}.mixer.{hook}" for i, block in enumerate(self.layers) for hook in block.mixer.on_demand
         )
 
     def _build(self, config: ModelConfig) -> None:
@@ -96,7 +96,7 @@ class HookedLM(HookedRootModule):
         if config.rescale_residual:
             branches = 1 if config.state_mixer == "none" else 2
             with torch.no_grad():
-                for block in self.blocks:
+                for block in self.layers:
                     block.mixer.out.weight.mul_((branches * config.n_layers) ** -0.5)
                     if block.has_mlp:
                         block.mlp.out.weight.mul_((branches * config.n_layers) ** -0.5)
@@ -104,7 +104,7 @@ class HookedLM(HookedRootModule):
     def _alias_attention(self) -> dict[str, str]:
         """TransformerLens's hook names for attention blocks → this package's."""
         aliases: dict[str, str] = {}
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.layers):
             if hasattr(block.mixer, "hook_pattern"):
                 aliases[f"blocks.{i}.hook_attn_out"] = f"blocks.{i}.hook_mixer_out"
                 for name, module in block.mixer.named_modules():
@@ -115,9 +115,14 @@ class HookedLM(HookedRootModule):
         return aliases
 
     @property
+    def layers(self) -> list[Block]:
+        """The blocks, typed."""
+        return list(self.blocks)  # type: ignore[arg-type]
+
+    @property
     def cfg(self) -> LensConfig:
         """The model's sizes by TransformerLens's names."""
-        c, mixer = self.config, self.blocks[0].mixer
+        c, mixer = self.config, self.layers[0].mixer
         return LensConfig(
             n_layers=c.n_layers,
             n_heads=mixer.n_heads,
@@ -161,8 +166,8 @@ class HookedLM(HookedRootModule):
         resid = self.hook_embed(self.embed(tokens))
         if self.config.positions in ("learned", "sinusoidal"):
             resid = resid + self.hook_pos_embed(self.pos_embed[: tokens.shape[1]].expand_as(resid))
-        last = len(self.blocks) - 1
-        for i, block in enumerate(self.blocks):
+        last = self.config.n_layers - 1
+        for i, block in enumerate(self.layers):
             resid = block(resid, at if i == last else None)
         out: Tensor = self.ln_final(resid)
         return out
@@ -180,7 +185,5 @@ class HookedLM(HookedRootModule):
     ) -> tuple[Tensor, Cache]:
         """The output and an ActivationCache of the named hooks (all but per-channel Φ and states if none)."""
         names = resolve_filter(names_filter, self.hook_dict, self.aliases, self.on_demand)
-        out, cache = super().run_with_cache(
-            *args, names_filter=names, remove_batch_dim=remove_batch_dim, **kwargs
-        )
+        out, cache = super().run_with_cache(*args, names_filter=names, remove_batch_dim=remove_batch_dim, **kwargs)
         return out, Cache(cache, self, self.aliases, has_batch_dim=not remove_batch_dim)

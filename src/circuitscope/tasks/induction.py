@@ -25,9 +25,7 @@ class Induction(Task):
     @model_validator(mode="after")
     def _possible(self) -> "Induction":
         if self.block > self.vocab_size - 1:
-            raise UserError(
-                f"block must be at most vocab_size - 1 = {self.vocab_size - 1}, got {self.block}"
-            )
+            raise UserError(f"block must be at most vocab_size - 1 = {self.vocab_size - 1}, got {self.block}")
         return self
 
     @property

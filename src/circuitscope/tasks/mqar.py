@@ -1,8 +1,8 @@
 """Multi-query associative recall, and AR, its one-query form.
 
-    k1 v1 k2 v2 … kk vk | filler k2 filler … k1 filler …
-                                  ↓           ↓
-                                 v2          v1          (labels; the answers are not in the input)
+k1 v1 k2 v2 … kk vk | filler k2 filler … k1 filler …
+                              ↓           ↓
+                             v2          v1          (labels; the answers are not in the input)
 """
 
 from typing import Literal
@@ -17,7 +17,7 @@ from circuitscope.tasks.batch import NO_LABEL, Batch, Layout, Role
 from circuitscope.tasks.streams import I64, below, distinct, order, stream_key, uniform, words
 from circuitscope.tasks.task import Task
 
-_ROWS_AT_ONCE = 4096  # bounds the working memory of a large request
+_ROWS_AT_ONCE = 2048  # bounds the working memory of a large request
 
 
 class MQAR(Task):

@@ -26,7 +26,7 @@ def stream_key(*parts: object) -> int:
 def words(key: int, examples: I64, draws: int) -> U64:
     """Uniform 64-bit words [example, draw]: SplitMix64 at counter example · draws + draw."""
     counter = examples.astype(np.uint64)[:, None] * np.uint64(draws) + np.arange(draws, dtype=np.uint64)
-    x = counter * _GAMMA + np.uint64(key)
+    x: U64 = (counter * _GAMMA + np.uint64(key)).astype(np.uint64, copy=False)
     x ^= x >> _S30
     x *= _MIX_1
     x ^= x >> _S27

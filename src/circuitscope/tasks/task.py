@@ -28,9 +28,7 @@ class Task(BaseModel):
     name: str
     version: int = Field(default=1, description="version of the task's definition")
     vocab_size: int = Field(default=8192, ge=4, lt=2**31, description="number of tokens")
-    examples: int | None = Field(
-        default=None, ge=1, lt=2**40, description="size of the training set; none: endless"
-    )
+    examples: int | None = Field(default=None, ge=1, lt=2**40, description="size of the training set; none: endless")
 
     @property
     @abstractmethod
@@ -50,9 +48,7 @@ class Task(BaseModel):
             )
         return self
 
-    def batch(
-        self, step: int, *, split: Split = "train", size: int | None = None, seed: int | None = None
-    ) -> Batch:
+    def batch(self, step: int, *, split: Split = "train", size: int | None = None, seed: int | None = None) -> Batch:
         """Batch number `step` of a split: examples step · size up to (step + 1) · size.
 
         Args:
@@ -70,9 +66,7 @@ class Task(BaseModel):
         index = step * size + np.arange(size, dtype=np.int64)
         if self.examples is not None and split == "train":
             epoch, place = np.divmod(index, self.examples)
-            index = np.concatenate(
-                [_shuffled(key, int(e), self.examples)[place[epoch == e]] for e in np.unique(epoch)]
-            )
+            index = np.concatenate([_shuffled(key, int(e), self.examples)[place[epoch == e]] for e in np.unique(epoch)])
         return self.generate(key, index)
 
     def describe(self) -> dict[str, Any]:
@@ -83,4 +77,5 @@ class Task(BaseModel):
 @lru_cache(maxsize=2)
 def _shuffled(key: int, epoch: int, n: int) -> I64:
     """Order of the n examples in an epoch."""
-    return order(words(stream_key(key, "epoch", epoch), np.zeros(1, dtype=np.int64), n))[0]
+    permutation: I64 = order(words(stream_key(key, "epoch", epoch), np.zeros(1, dtype=np.int64), n))[0]
+    return permutation

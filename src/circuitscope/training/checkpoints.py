@@ -47,7 +47,9 @@ class Checkpoints:
             if not have:
                 raise UserError(f"{self.folder} holds no checkpoints")
             nearest = min(have, key=lambda s: abs(s - step))
-            raise UserError(f"no checkpoint at step {step}; nearest: {nearest} (of {len(have)} from {have[0]} to {have[-1]})")
+            raise UserError(
+                f"no checkpoint at step {step}; nearest: {nearest} (of {len(have)} from {have[0]} to {have[-1]})"
+            )
         return _read(path, step)
 
     def resume_steps(self) -> list[int]:

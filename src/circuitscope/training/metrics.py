@@ -23,7 +23,7 @@ class MetricsLog:
     def __init__(self, run: Path, resumed_from: int | None = None):
         self.path = run / "metrics.jsonl"
         torn = _ends_in_mid_line(self.path)
-        self._file: IO[str] = open(self.path, "a", encoding="utf-8", buffering=1)
+        self._file: IO[str] = open(self.path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
         if torn:
             self._file.write("\n")
         if resumed_from is not None:

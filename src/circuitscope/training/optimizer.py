@@ -10,7 +10,8 @@ _MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW; parameters with fewer than two axes, or with a true `no_weight_decay`, are exempt."""
-    decayed, exempt = [], []
+    decayed: list[nn.Parameter] = []
+    exempt: list[nn.Parameter] = []
     for parameter in model.parameters():
         bare = parameter.ndim < 2 or getattr(parameter, "no_weight_decay", False)
         (exempt if bare else decayed).append(parameter)

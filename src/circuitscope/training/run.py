@@ -1,8 +1,8 @@
 """A run on disk: create it, find the newest, read its config, metrics and checkpoints.
 
-    runs/NAME/
-      config.yaml  environment.json  status.json  metrics.jsonl
-      checkpoints/step-*.safetensors  resume/step-*.safetensors
+runs/NAME/
+  config.yaml  environment.json  status.json  metrics.jsonl
+  checkpoints/step-*.safetensors  resume/step-*.safetensors
 """
 
 import json
@@ -133,7 +133,9 @@ def newest_run(root: str | Path | None = None) -> Run:
     return found[-1]
 
 
-def create_run(config: RunConfig, *, root: str | Path | None = None, name: str | None = None, **environment: Any) -> Run:
+def create_run(
+    config: RunConfig, *, root: str | Path | None = None, name: str | None = None, **environment: Any
+) -> Run:
     """A new run folder, in one step: it appears complete with its config, or not at all.
 
     Without a name it is MIXER-TASK-NUMBER with the next free number. An existing run is never touched.
@@ -142,7 +144,9 @@ def create_run(config: RunConfig, *, root: str | Path | None = None, name: str |
     if name is not None and not re.fullmatch(r"[^/\\\0.][^/\\\0]*", name):
         raise UserError(f"a run's name is one folder name that does not start with a dot, got '{name}'")
     if name is not None and (folder / name).exists():
-        raise UserError(f"{folder / name} exists already; resume it with --resume {folder / name}, or give another --name")
+        raise UserError(
+            f"{folder / name} exists already; resume it with --resume {folder / name}, or give another --name"
+        )
     temporary = folder / f".new-{os.getpid()}-{time.time_ns()}"
     try:
         temporary.mkdir(parents=True)

@@ -213,7 +213,8 @@ class Trainer:
             losses.append(F.cross_entropy(logits, target).item())
             accuracies.append((logits.argmax(-1) == target).float().mean().item())
         self.model.train()
-        loss, accuracy = sum(losses) / len(losses), sum(accuracies) / len(accuracies)
+        loss: float = sum(losses) / len(losses)
+        accuracy: float = sum(accuracies) / len(accuracies)
         self._check(torch.tensor(loss), "validation loss")
         record(
             {

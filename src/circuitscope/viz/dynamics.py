@@ -27,7 +27,14 @@ def dynamics(runs: Sequence[Run]) -> Figure:
         accuracy.fill_between(held.step, low, high, color=colour, alpha=0.2, lw=0)
     for pairs in sorted({run.config.task.pairs for run in runs if hasattr(run.config.task, "pairs")}):
         accuracy.axhline(1 / pairs, color="0.5", ls=":", lw=1)
-        accuracy.annotate(f"1/k = {1 / pairs:.3g}", (0, 1 / pairs), xytext=(4, 3), textcoords="offset points", color="0.35", fontsize=8)
+        accuracy.annotate(
+            f"1/k = {1 / pairs:.3g}",
+            (0, 1 / pairs),
+            xytext=(4, 3),
+            textcoords="offset points",
+            color="0.35",
+            fontsize=8,
+        )
     loss.set_ylabel("loss")
     accuracy.set(xlabel="step", ylabel="query accuracy", ylim=(-0.02, 1.02))
     loss.legend(frameon=False, fontsize=8)
