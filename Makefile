@@ -15,9 +15,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $(INSTALLED)
 
 demo: install
-	rm -rf runs/demo
-	$(BIN)/circuitscope train --save-every 100 --name demo
-	$(BIN)/circuitscope plot dynamics runs/demo
+	$(BIN)/circuitscope train --save-every 100
+	$(BIN)/circuitscope plot dynamics
 
 lint: install
 	$(BIN)/ruff check .

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from circuitscope import mixers as mixers
     from circuitscope import models as models
     from circuitscope import tasks as tasks
-    from circuitscope.api import phi as phi
     from circuitscope.api import resume as resume
     from circuitscope.api import train as train
     from circuitscope.config import RunConfig as RunConfig
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from circuitscope.errors import UserError as UserError
     from circuitscope.models import HookedLM as HookedLM
     from circuitscope.models import model as model
+    from circuitscope.models.phi import phi as phi
+    from circuitscope.models.phi import phi_chunks as phi_chunks
     from circuitscope.tasks import Batch as Batch
     from circuitscope.tasks import Layout as Layout
     from circuitscope.tasks import Role as Role
@@ -39,7 +40,8 @@ _PUBLIC = {
     "UserError": "errors",
     "model": "models",
     "newest_run": "training.run",
-    "phi": "api",
+    "phi": "models.phi",
+    "phi_chunks": "models.phi",
     "resume": "api",
     "task": "tasks",
     "train": "api",

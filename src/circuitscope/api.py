@@ -3,13 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
-
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError
-from circuitscope.models import HookedLM
 from circuitscope.training import trainer
 from circuitscope.training.progress import Progress, progress_for
 from circuitscope.training.run import Run
@@ -54,15 +49,3 @@ def _progress(progress: bool | Progress) -> Progress | None:
     if isinstance(progress, bool):
         return progress_for(interactive=False) if progress else None
     return progress
-
-
-def phi(model: HookedLM, tokens: Int[Tensor, "batch pos"], layer: int) -> Float[Tensor, "batch head dest src"]:
-    """The mixing matrix Φ of a layer: z = Φ · v. For attention it is the pattern. Gradients flow."""
-    n = model.config.n_layers
-    if not -n <= layer < n:
-        raise UserError(f"layer must be from 0 to {n - 1}, got {layer}")
-    found: list[torch.Tensor] = []
-    model.run_with_hooks(
-        tokens, fwd_hooks=[(f"blocks.{layer % n}.mixer.hook_phi", lambda value, hook: found.append(value))]
-    )
-    return found[0]

@@ -12,9 +12,8 @@ from circuitscope.errors import UserError
 from circuitscope.hooks import HookPoint, wanted
 from circuitscope.kernels.attention import causal_scores, fused_attention
 from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.mixers.phi import Factor, Heads, mix
 from circuitscope.mixers.positions import alibi, rotate
-
-Heads = Float[Tensor, "batch pos head d_head"]
 
 
 class AttentionConfig(MixerConfig):
@@ -33,6 +32,9 @@ class Attention(nn.Module):
     """
 
     on_demand: ClassVar[tuple[str, ...]] = ()
+    factor_names = core = ("pattern",)
+    no_composed = no_phi = ""
+    state_size = None
 
     def __init__(self, config: AttentionConfig, d_model: int, positions: str):
         super().__init__()
@@ -54,24 +56,37 @@ class Attention(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         q, k, v = self._project(x)
-        q, k, v = self.hook_q(q), self.hook_k(k), self.hook_v(v)
-        if self.positions == "rope":
-            q, k = self.hook_rot_q(rotate(q)), self.hook_rot_k(rotate(k))
-        if wanted(self.hook_attn_scores, self.hook_pattern, self.hook_phi):
-            scores = self.hook_attn_scores(causal_scores(q, k, self._bias(x)))
-            phi = self.hook_phi(self.hook_pattern(scores.softmax(dim=-1)))
-            z = torch.einsum("bhij,bjhd->bihd", phi, v)
-        else:
-            z = fused_attention(q, k, v, self._bias(x))
-        out: Tensor = self.out(rearrange(self.hook_z(z), "batch pos head d_head -> batch pos (head d_head)"))
+        q, k = self._place(self.hook_q(q), self.hook_k(k))
+        bias = self._bias(x)
+        listened = wanted(self.hook_attn_scores, self.hook_pattern)
+
+        def phi() -> Float[Tensor, "batch head dest src"]:
+            scores = self.hook_attn_scores(causal_scores(q, k, bias))
+            pattern: Tensor = self.hook_pattern(scores.softmax(dim=-1))
+            return pattern
+
+        def fused(v: Heads) -> Heads:
+            if listened:
+                return torch.einsum("bhij,bjhd->bihd", phi(), v)
+            return fused_attention(q, k, v, bias)
+
+        z = mix(self, v, phi=phi, fused=fused)
+        out: Tensor = self.out(rearrange(z, "batch pos head d_head -> batch pos (head d_head)"))
         return out
 
-    def phi(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch head dest src"]:
-        """The pattern for an input of the mixer, past all hooks."""
+    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+        """The pattern, past all hooks."""
         q, k, _ = self._project(x)
         if self.positions == "rope":
             q, k = rotate(q), rotate(k)
-        return causal_scores(q, k, self._bias(x)).softmax(dim=-1)
+        pattern = causal_scores(q, k, self._bias(x)).softmax(dim=-1)
+        return [Factor("pattern", self.n_heads, lambda heads: pattern[:, heads])]
+
+    def _place(self, q: Heads, k: Heads) -> tuple[Heads, Heads]:
+        """Queries and keys with their positions, where the encoding lives in them."""
+        if self.positions != "rope":
+            return q, k
+        return self.hook_rot_q(rotate(q)), self.hook_rot_k(rotate(k))
 
     def _project(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Heads, Heads, Heads]:
         q, k, v = rearrange(

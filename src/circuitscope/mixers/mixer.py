@@ -4,9 +4,10 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from circuitscope.hooks import HookPoint
+from circuitscope.mixers.phi import Factor
 
 
 class MixerConfig(BaseModel):
@@ -20,17 +21,32 @@ class MixerConfig(BaseModel):
 class Mixer(Protocol):
     """Two paths with one answer: fused, or through Φ when `hook_phi` is listened to.
 
-    `hook_v` and `hook_z` are [batch, pos, head, d_head]; `hook_phi` stands between them.
-    `on_demand` names hooks too large to cache unasked.
+    `hook_v` and `hook_z` are [batch, pos, head, d_head]; `hook_phi` stands between them; a "head" is an
+    attention head, an SSD head or a channel. `out` is the output projection, the last thing a mixer does.
+
+    on_demand    hooks too large to cache unasked: per-channel Φ, recurrent states
+    factor_names factors from left to right, the outermost first
+    core         those whose product is the matrix at `hook_phi`
+    no_composed  why the factors cannot all be multiplied, or ""
+    no_phi       why there is no Φ at all, or ""
+    state_size   floats of recurrent state a sequence carries, or None where it grows with the length
     """
 
     n_heads: int
     d_head: int
     on_demand: ClassVar[tuple[str, ...]]
+    factor_names: tuple[str, ...]
+    core: tuple[str, ...]
+    no_composed: str
+    no_phi: str
+    state_size: int | None
+    out: nn.Linear
     hook_v: HookPoint
     hook_phi: HookPoint
     hook_z: HookPoint
 
     def __call__(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]: ...
 
-    def phi(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch head dest src"]: ...
+    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+        """The factors for an input of the mixer, in the order of `factor_names`."""
+        ...

@@ -162,15 +162,27 @@ class HookedLM(HookedRootModule):
         self, tokens: Int[Tensor, "batch pos"], at: Int[Tensor, " label"] | None = None
     ) -> Float[Tensor, "*lead d_model"]:
         """What the unembedding reads: the final norm's output."""
-        self._check_length(tokens)
-        resid = self.hook_embed(self.embed(tokens))
-        if self.config.positions in ("learned", "sinusoidal"):
-            resid = resid + self.hook_pos_embed(self.pos_embed[: tokens.shape[1]].expand_as(resid))
+        resid = self._embed(tokens)
         last = self.config.n_layers - 1
         for i, block in enumerate(self.layers):
             resid = block(resid, at if i == last else None)
         out: Tensor = self.ln_final(resid)
         return out
+
+    def mixer_input(self, tokens: Int[Tensor, "batch pos"], layer: int) -> Float[Tensor, "batch pos d_model"]:
+        """What the mixer of a layer reads: the stream before it, normalized."""
+        resid = self._embed(tokens)
+        for block in self.layers[:layer]:
+            resid = block(resid)
+        out: Tensor = self.layers[layer].ln1(resid)
+        return out
+
+    def _embed(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        self._check_length(tokens)
+        resid: Tensor = self.hook_embed(self.embed(tokens))
+        if self.config.positions in ("learned", "sinusoidal"):
+            resid = resid + self.hook_pos_embed(self.pos_embed[: tokens.shape[1]].expand_as(resid))
+        return resid
 
     def _check_length(self, tokens: Tensor) -> None:
         limited = self.config.positions in ("learned", "sinusoidal")

@@ -1,0 +1,407 @@
+"""The delta rule and the gated delta rule: the stepwise reference, the chunked WY form, Φ, the states.
+
+Layouts are [batch, pos, head, …]. The papers write the state as values × keys, S_t q_t; here, as in SSD
+and in fla, it is stored transposed, S: [d_key, d_value], so that a read is qᵀS and a write is k uᵀ.
+Normalizing keys and squashing β and the gate are the caller's business; β may reach 2.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from circuitscope.kernels.ssd import segment_decay, split_chunks, widest
+
+
+def delta_rule_reference(
+    q: Float[Tensor, "batch pos head d_key"],
+    k: Float[Tensor, "batch pos head d_key"],
+    v: Float[Tensor, "batch pos head d_value"],
+    beta: Float[Tensor, "batch pos head"],
+    g: Float[Tensor, "batch pos head"] | None = None,
+    scale: float | None = None,
+    initial: Float[Tensor, "batch head d_key d_value"] | None = None,
+) -> Float[Tensor, "batch pos head d_value"]:
+    """The recurrence as it is written, one position after another:
+
+    S ← e^{g_t} S_{t−1},    S_t = (I − β_t k_t k_tᵀ) S + β_t k_t v_tᵀ,    o_t = scale · q_tᵀ S_t.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    S = _no_state(k, v) if initial is None else initial
+    out = []
+    for t in range(q.shape[1]):
+        if g is not None:
+            S = g[:, t].exp()[..., None, None] * S
+        seen = (k[:, t, :, :, None] * S).sum(2)
+        change = beta[:, t, :, None] * (v[:, t] - seen)
+        S = S + k[:, t, :, :, None] * change[:, :, None]
+        out.append(scale * (q[:, t, :, :, None] * S).sum(2))
+    return torch.stack(out, 1) if out else torch.zeros_like(v)
+
+
+def delta_rule(
+    q: Float[Tensor, "batch pos head d_key"],
+    k: Float[Tensor, "batch pos head d_key"],
+    v: Float[Tensor, "batch pos head d_value"],
+    beta: Float[Tensor, "batch pos head"],
+    g: Float[Tensor, "batch pos head"] | None = None,
+    scale: float | None = None,
+    initial: Float[Tensor, "batch head d_key d_value"] | None = None,
+    chunk: int = 64,
+) -> Float[Tensor, "batch pos head d_value"]:
+    """S ← e^{g_t} S; S_t = (I − β_t k_t k_tᵀ) S + β_t k_t v_tᵀ; o_t = scale · q_tᵀ S_t (scale d_key^−½ unless given).
+
+    g is a log decay, at most 0; without it this is the plain delta rule. Chunked: with γ_i the decay
+    since the chunk began and S₀ the state it began with, what each position really writes is U,
+
+    (I + diag β (Γ ⊙ tril(KKᵀ, −1))) U = diag β (V − diag γ K S₀),
+    O = scale · (diag γ Q S₀ + (Γ ⊙ tril(QKᵀ)) U),
+
+    one unit-triangular solve per chunk, in float64 inside: near-equal keys with β near 2 make it lose
+    2 to 4e-5 in float32. Any length; the last chunk is padded with β = 0. On a GPU in half precision this
+    is fla's chunk_delta_rule or chunk_gated_delta_rule where it is installed (`delta_path` says which).
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    kernel = _fla_kernel(q.device, q.dtype, gated=g is not None)
+    if kernel is not None:
+        try:
+            return _delta_by_fla(kernel, q, k, v, beta, g, scale, initial)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as refusal:
+            _refusals[q.device.type, q.dtype] = f"fla refused a call ({_first_line(refusal)})"
+    return _delta_chunked(q, k, v, beta, g, scale, initial, chunk)
+
+
+def delta_phi(
+    q: Float[Tensor, "batch pos head d_key"],
+    k: Float[Tensor, "batch pos head d_key"],
+    beta: Float[Tensor, "batch pos head"],
+    g: Float[Tensor, "batch pos head"] | None = None,
+    scale: float | None = None,
+) -> Float[Tensor, "batch head dest src"]:
+    """Φ = scale · (Γ ⊙ tril(QKᵀ)) · (I + diag β (Γ ⊙ tril(KKᵀ, −1)))⁻¹ · diag β, so that o = Φ v (zero initial state).
+
+    One unit-triangular solve from the right. All of it in float64: Φ is the exact one, rounded once.
+    """
+    out_dtype = q.dtype
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    wide = widest(q.device)
+    q, k = q.transpose(1, 2).to(wide), k.transpose(1, 2).to(wide)
+    beta = beta.transpose(1, 2).to(wide)
+    keys = k.transpose(-1, -2)
+    if g is None:
+        reads, overlap = (scale * q @ keys).tril(), (k @ keys).tril(-1)
+    else:
+        decay = segment_decay(g.transpose(1, 2).to(wide))
+        reads, overlap = scale * q @ keys * decay, (k @ keys * decay).tril(-1)
+    phi = torch.linalg.solve_triangular(
+        beta[..., None] * overlap, reads, upper=False, left=False, unitriangular=True
+    )
+    return (phi * beta[..., None, :]).tril().to(out_dtype)
+
+
+def delta_states(
+    k: Float[Tensor, "batch pos head d_key"],
+    v: Float[Tensor, "batch pos head d_value"],
+    beta: Float[Tensor, "batch pos head"],
+    g: Float[Tensor, "batch pos head"] | None = None,
+    initial: Float[Tensor, "batch head d_key d_value"] | None = None,
+) -> Float[Tensor, "batch pos head d_key d_value"]:
+    """S_t for every position, after the write at t. Holds batch · pos · head · d_key · d_value numbers."""
+    return _scan(k, v, beta, g, initial, None)
+
+
+def delta_with_state_edit(
+    q: Float[Tensor, "batch pos head d_key"],
+    k: Float[Tensor, "batch pos head d_key"],
+    v: Float[Tensor, "batch pos head d_value"],
+    beta: Float[Tensor, "batch pos head"],
+    g: Float[Tensor, "batch pos head"] | None,
+    edit: Callable[[Tensor], Tensor],
+    scale: float | None = None,
+    initial: Float[Tensor, "batch head d_key d_value"] | None = None,
+) -> Float[Tensor, "batch pos head d_value"]:
+    """o when the states pass through `edit`, and what it changes is carried on to later positions.
+
+    All states S of the unedited run are computed, `edit(S)` is called once and gives S'. Its change
+    δ_t = S'_t − S_t enters the recurrence at t, and o is read from the states S″ that result:
+
+    S″_t = (I − β_t k_t k_tᵀ) e^{g_t} S″_{t−1} + β_t k_t v_tᵀ + δ_t,    o_t = scale · q_tᵀ S″_t.
+
+    So an edit at one position t gives S″_t = S'_t and is carried on by the transition matrices from there;
+    positions before t keep their values bit for bit. Edits at several positions add up: S″_t is S'_t
+    *plus* what the earlier ones left, and is therefore not S'_t. `edit` gets a copy and may write into it.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    S = _scan(k, v, beta, g, initial, None)
+    S = _scan(k, v, beta, g, initial, edit(S.clone()) - S)
+    out: Tensor = scale * (q[..., None, :] @ S)[..., 0, :]
+    return out
+
+
+def delta_transition(
+    k: Float[Tensor, "batch pos head d_key"],
+    beta: Float[Tensor, "batch pos head"],
+    g: Float[Tensor, "batch pos head"] | None = None,
+) -> Float[Tensor, "batch pos head d_key d_key"]:
+    """A_t = e^{g_t} (I − β_t k_t k_tᵀ), symmetric, with S_t = A_t S_{t−1} + β_t k_t v_tᵀ."""
+    identity = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
+    A = identity - (beta[..., None] * k)[..., None] * k[..., None, :]
+    return A if g is None else g.exp()[..., None, None] * A
+
+
+def delta_path(device: torch.device | str, dtype: torch.dtype) -> tuple[str, str]:
+    """Which kernel `delta_rule` would use for tensors like these, and why."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return "torch", f"chunked with triangular solves; fla's kernels need CUDA, the device is {device.type}"
+    if dtype not in _HALF:
+        return "torch", f"chunked with triangular solves; fla's kernels do not serve {_name(dtype)}, only half precision"
+    if _fla_kernel(device, dtype, gated=True) is None or _fla_kernel(device, dtype, gated=False) is None:
+        return "torch", "chunked with triangular solves; flash-linear-attention is missing or does not import"
+    if (device.type, dtype) in _refusals:
+        return "torch", f"chunked with triangular solves; {_refusals[device.type, dtype]}"
+    return "fla", f"chunk_delta_rule, chunk_gated_delta_rule: CUDA and {_name(dtype)}"
+
+
+def _delta_chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None,
+    scale: float,
+    initial: Tensor | None,
+    chunk: int,
+) -> Tensor:
+    length, out_dtype = q.shape[1], q.dtype
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    count, size = split_chunks(length, chunk)
+    missing = count * size - length
+    q, k, v, beta = (part.to(dtype) for part in (q, k, v, beta))
+    if missing:
+        q, k, v = (F.pad(part, (0, 0, 0, 0, 0, missing)) for part in (q, k, v))
+        beta = F.pad(beta, (0, 0, 0, missing))
+    if g is not None:
+        g = F.pad(g.to(dtype), (0, 0, 0, missing))
+    out, S = [], None if initial is None else initial.to(widest(q.device))
+    for c in range(count):
+        q_c, k_c, v_c, beta_c = (part[:, c * size : (c + 1) * size] for part in (q, k, v, beta))
+        g_c = None if g is None else g[:, c * size : (c + 1) * size]
+        o, S = _Chunk.apply(q_c, k_c, v_c, beta_c, g_c, S, scale, c + 1 < count)  # type: ignore[no-untyped-call]
+        out.append(o)
+    return (out[0] if count == 1 else torch.cat(out, 1))[:, :length].to(out_dtype)
+
+
+class _Chunk(torch.autograd.Function):
+    """One chunk: (q, k, v, β, g, S₀) to (O, S₁), S₁ only if asked for. Differentiable once.
+
+    With e_i the decay since the chunk began, w_j the decay until it ends (1 without g), P and N the
+    decayed overlaps, all per head:
+
+    P = scale · Γ ⊙ tril(QKᵀ),   N = Γ ⊙ tril(KKᵀ, −1),   R = V − e ⊙ K S₀,
+    (I + diag β N) U = β ⊙ R,    O = P U + scale · e ⊙ Q S₀,    S₁ = e_last S₀ + (w ⊙ K)ᵀ U.
+
+    The forward is in float64 (products of float32 are cheap beside the passes over memory, and P U
+    cancels as badly as the solve does); the backward is in the dtype of q but for its solve.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        beta: Tensor,
+        g: Tensor | None,
+        S0: Tensor | None,
+        scale: float,
+        want_state: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        batch, size, heads, _ = q.shape
+        dtype, wide = q.dtype, widest(q.device)
+        V, beta_ = _heads_first(v, wide), _heads_first(beta[..., None], wide)
+        QK = torch.cat([_heads_first(q, wide).mul_(scale), _heads_first(k, wide)], 1)  # scale · q above k
+        K = QK[:, size:]
+        overlaps = QK @ K.transpose(1, 2)
+        P, N = overlaps[:, :size], overlaps[:, size:]
+        decay = e = w = None
+        if g is None:
+            P.tril_()
+        else:
+            log_a = _heads_first(g[..., None], wide)[..., 0]
+            decay = segment_decay(log_a)
+            e, w = log_a.cumsum(-1).exp_()[..., None], decay[:, -1, :, None]
+            P *= decay
+            N *= decay
+        N.tril_(-1)
+        R, seen = V, None
+        if S0 is not None:
+            S0 = S0.flatten(0, 1)
+            seen = QK @ S0
+            R = V - (seen[:, size:] if e is None else e * seen[:, size:])
+        system = beta_ * N
+        U = torch.linalg.solve_triangular(system, beta_ * R, upper=False, unitriangular=True)
+        out = P @ U
+        if seen is not None:
+            out += seen[:, :size] if e is None else e * seen[:, :size]
+        S1 = None
+        if want_state:
+            S1 = (K if w is None else w * K).transpose(1, 2) @ U
+            if S0 is not None:
+                S1 += S0 if e is None else e[:, -1:] * S0
+        kept = (QK, overlaps, beta_, R, U, S0, seen, decay, e, w)
+        ctx.save_for_backward(system, *(None if part is None else part.to(dtype) for part in kept))
+        ctx.scale = scale
+        return _heads_back(out, batch).to(dtype), None if S1 is None else S1.unflatten(0, (batch, heads))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_out: Tensor, d_state: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        system, QK, overlaps, beta, R, U, S0, seen, decay, e, w = ctx.saved_tensors
+        dtype, wide, batch, size = QK.dtype, system.dtype, len(d_out), d_out.shape[1]
+        K = QK[:, size:]
+        dO = _heads_first(d_out, dtype)
+        dS1 = None if d_state is None else d_state.flatten(0, 1).to(dtype)
+        dU = overlaps[:, :size].transpose(1, 2) @ dO
+        if dS1 is not None:
+            dU += (K if w is None else w * K) @ dS1
+        X = torch.linalg.solve_triangular(system.transpose(1, 2), dU.to(wide), upper=True, unitriangular=True).to(dtype)
+        # Above: gradient of P; below: of N, first without its factor β.
+        d_overlaps = torch.cat([dO, -X], 1) @ U.transpose(1, 2)
+        dP, dN = d_overlaps[:, :size], d_overlaps[:, size:]
+        d_beta = (X * R).sum(-1) + (dN * overlaps[:, size:]).sum(-1)
+        dN *= beta
+        dR = beta * X
+        d_total = None  # gradient of the cumulative sum of g
+        if decay is None:
+            dP.tril_()
+        else:
+            E = d_overlaps * overlaps
+            E = E[:, :size].tril_(-1) + E[:, size:]
+            d_total = E.sum(-1) - E.sum(-2)
+            dP *= decay
+            dN *= decay
+        dN.tril_(-1)
+        dQK = d_overlaps @ K
+        dQ, dK = dQK[:, :size], dQK[:, size:]
+        dK += d_overlaps.transpose(1, 2) @ QK
+        dS0 = None
+        if S0 is not None:
+            d_seen = torch.cat([dO, -dR], 1)
+            if d_total is not None:
+                by_row = (d_seen * seen).sum(-1).unflatten(1, (2, size)).sum(1)
+                d_total += e[..., 0] * by_row
+                d_seen *= torch.cat([e, e], 1)
+            dQK += d_seen @ S0.transpose(1, 2)
+            dS0 = QK.transpose(1, 2) @ d_seen
+        if dS1 is not None:
+            d_left = U @ dS1.transpose(1, 2)
+            if d_total is not None:
+                d_left *= w
+                by_row = (d_left * K).sum(-1)
+                d_total -= by_row
+                d_total[:, -1] += by_row.sum(-1)
+                if S0 is not None:
+                    d_total[:, -1] += e[:, -1, 0] * (S0 * dS1).sum((-1, -2))
+            dK += d_left
+            if dS0 is not None:
+                dS0 += dS1 if e is None else e[:, -1:] * dS1
+        d_g = None
+        if d_total is not None:
+            d_g = _heads_back(d_total.flip(-1).cumsum(-1).flip(-1)[..., None], batch)[..., 0]
+        return (
+            _heads_back(dQ, batch) * ctx.scale,
+            _heads_back(dK, batch),
+            _heads_back(dR, batch),
+            _heads_back(d_beta[..., None], batch)[..., 0],
+            d_g,
+            None if dS0 is None else dS0.to(wide).unflatten(0, (batch, -1)),
+            None,
+            None,
+        )
+
+
+def _heads_first(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """[batch, pos, head, d] to a fresh [batch · head, pos, d]."""
+    moved = part.transpose(1, 2)
+    return torch.empty(moved.shape, dtype=dtype, device=part.device).copy_(moved).flatten(0, 1)
+
+
+def _heads_back(part: Tensor, batch: int) -> Tensor:
+    """[batch · head, pos, d] to [batch, pos, head, d]."""
+    return part.unflatten(0, (batch, -1)).transpose(1, 2)
+
+
+def _no_state(k: Tensor, v: Tensor) -> Tensor:
+    return v.new_zeros(k.shape[0], k.shape[-2], k.shape[-1], v.shape[-1])
+
+
+def _scan(
+    k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, initial: Tensor | None, extra: Tensor | None
+) -> Tensor:
+    """S_t = (I − β_t k_t k_tᵀ) e^{g_t} S_{t−1} + β_t k_t v_tᵀ + extra_t, all of them."""
+    S = _no_state(k, v) if initial is None else initial
+    states = []
+    for t in range(k.shape[1]):
+        if g is not None:
+            S = g[:, t].exp()[..., None, None] * S
+        k_t = k[:, t, :, None]
+        S = S + k_t.transpose(-1, -2) @ (beta[:, t, :, None, None] * (v[:, t, :, None] - k_t @ S))
+        if extra is not None:
+            S = S + extra[:, t]
+        states.append(S)
+    return torch.stack(states, 1) if states else _no_state(k, v)[:, None][:, :0]
+
+
+# chunk_delta_rule refuses float32 and chunk_gated_delta_rule multiplies it in tf32, which breaks
+# Φ·v = fused output to 1e-5; in half precision rounding is what the caller asked for.
+_HALF = (torch.float16, torch.bfloat16)
+_refusals: dict[tuple[str, torch.dtype], str] = {}
+
+
+def _fla_kernel(device: torch.device, dtype: torch.dtype, *, gated: bool) -> Any:
+    """fla's chunk kernel where it serves, or None: without a driver its import fails in many ways."""
+    if device.type != "cuda" or dtype not in _HALF:
+        return None
+    try:
+        if gated:
+            from fla.ops.gated_delta_rule import chunk_gated_delta_rule as kernel
+        else:
+            from fla.ops.delta_rule import chunk_delta_rule as kernel
+    except Exception:
+        return None
+    return kernel
+
+
+def _delta_by_fla(
+    kernel: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None,
+    scale: float,
+    initial: Tensor | None,
+) -> Tensor:
+    """fla's layout is ours; by keyword, because its functions order g and beta differently."""
+    k, v, beta = k.to(q.dtype), v.to(q.dtype), beta.to(q.dtype)
+    gate = {} if g is None else {"g": g.to(torch.promote_types(g.dtype, torch.float32))}
+    state = None if initial is None else initial.to(torch.promote_types(initial.dtype, torch.float32))
+    out, _ = kernel(
+        q=q, k=k, v=v, beta=beta, scale=scale, initial_state=state, output_final_state=False, **gate
+    )
+    result: Tensor = out
+    return result
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

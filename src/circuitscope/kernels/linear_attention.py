@@ -1,0 +1,140 @@
+"""Based: causal linear attention whose kernel is the second-order Taylor polynomial of the exponential.
+
+    weight_ij = φ(q_i)·φ(k_j) = 1 + s + s²/2,   s = q_i·k_j/√d,   j ≤ i,   divided by the row's sum.
+
+The weight is ((1 + s)² + 1)/2 ≥ ½, so a row's sum is never near 0. Reference: based_reference, φ and cumulative sums.
+The fast path is quadratic in blocks of queries: up to length 1,000 or so that costs less than the 1 + d + d²
+features, and in either direction it keeps one [block, pos] strip of weights instead of the whole matrix.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+BLOCK = 64
+
+
+class BasedStates(NamedTuple):
+    """Running sums over j ≤ t: kv = Σ φ(k_j) v_jᵀ and k = Σ φ(k_j); the recurrent state of the layer."""
+
+    kv: Float[Tensor, "batch pos head feature d_v"]
+    k: Float[Tensor, "batch pos head feature"]
+
+
+def taylor_features(x: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape feature"]:
+    """φ(x) = [1, x/d^¼, vec(xxᵀ)/√(2d)], of size 1 + d + d²."""
+    d = x.shape[-1]
+    square = (x[..., :, None] * x[..., None, :]).flatten(-2) * (2 * d) ** -0.5
+    return torch.cat([torch.ones_like(x[..., :1]), x * d**-0.25, square], dim=-1)
+
+
+def based_states(
+    k: Float[Tensor, "batch pos head d"], v: Float[Tensor, "batch pos head d_v"]
+) -> BasedStates:
+    """The state after every position: (1 + d + d²)(d_v + 1) numbers per head and position, so for short inputs."""
+    features = taylor_features(k)
+    return BasedStates((features[..., :, None] * v[..., None, :]).cumsum(1), features.cumsum(1))
+
+
+def based_reference(
+    q: Float[Tensor, "batch pos head d"],
+    k: Float[Tensor, "batch pos head d"],
+    v: Float[Tensor, "batch pos head d_v"],
+    eps: float = 1e-12,
+) -> Float[Tensor, "batch pos head d_v"]:
+    """y_t = φ(q_t)·Σ_{j≤t} φ(k_j) v_jᵀ / (φ(q_t)·Σ_{j≤t} φ(k_j) + eps), in the recurrent form."""
+    features, states = taylor_features(q), based_states(k, v)
+    numerator = torch.einsum("bthf,bthfe->bthe", features, states.kv)
+    denominator = torch.einsum("bthf,bthf->bth", features, states.k)
+    return numerator / (denominator + eps)[..., None]
+
+
+def based_phi(
+    q: Float[Tensor, "batch dest head d"],
+    k: Float[Tensor, "batch src head d"],
+    eps: float = 1e-12,
+    window: int | None = None,
+) -> Float[Tensor, "batch head dest src"]:
+    """Φ_ij = (1 + s + s²/2)/(row sum + eps) for j ≤ i, and i − j < window where one is given."""
+    _check_window(window)
+    s = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+    weight = _mask(1 + s * (1 + s / 2), 0, 0, window)
+    return weight / (weight.sum(-1, keepdim=True) + eps)
+
+
+def based_attention(
+    q: Float[Tensor, "batch pos head d"],
+    k: Float[Tensor, "batch pos head d"],
+    v: Float[Tensor, "batch pos head d_v"],
+    eps: float = 1e-12,
+    window: int | None = None,
+) -> Float[Tensor, "batch pos head d_v"]:
+    """based_phi(q, k)·v without Φ: O(pos · BLOCK) memory forward and backward. Differentiable once."""
+    _check_window(window)
+    z: Tensor = _Based.apply(  # type: ignore[no-untyped-call]
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), eps, window
+    )
+    return z.transpose(1, 2)
+
+
+def _check_window(window: int | None) -> None:
+    if window is not None and window < 1:
+        raise ValueError(f"window must be at least 1, got {window}")
+
+
+def _mask(weight: Float[Tensor, "*batch dest src"], dest: int, src: int, window: int | None) -> Tensor:
+    """Zero what lies in the future or outside the window.
+
+    `dest` and `src` are the positions of the strip's first row and column.
+    """
+    weight = weight.tril(dest - src)
+    return weight if window is None else weight.triu(dest - src - window + 1)
+
+
+class _Based(torch.autograd.Function):
+    """Strips of BLOCK query rows against all the keys they see; backward recomputes each strip."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, eps: float, window: int | None) -> Tensor:
+        ctx.scale, ctx.window = q.shape[-1] ** -0.5, window
+        q, k, v = (q * ctx.scale).contiguous(), k.contiguous(), v.contiguous()
+        out = torch.empty_like(v)
+        total = torch.empty_like(v[..., :1])
+        for rows, cols in _strips(q.shape[2], window):
+            s = q[:, :, rows] @ k[:, :, cols].transpose(2, 3)
+            weight = _mask(torch.addcmul(1 + s, s, s, value=0.5), rows.start, cols.start, window)
+            total[:, :, rows] = weight.sum(-1, keepdim=True) + eps
+            out[:, :, rows] = (weight @ v[:, :, cols]) / total[:, :, rows]
+        ctx.save_for_backward(q, k, v, out, total)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
+        q, k, v, out, total = ctx.saved_tensors
+        grad = grad / total
+        mean = (grad * out).sum(-1, keepdim=True)
+        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for rows, cols in _strips(q.shape[2], ctx.window):
+            q_i, k_j, v_j, grad_i = q[:, :, rows], k[:, :, cols], v[:, :, cols], grad[:, :, rows]
+            s = q_i @ k_j.transpose(2, 3)
+            slope = 1 + s
+            weight = _mask(torch.addcmul(slope, s, s, value=0.5), rows.start, cols.start, ctx.window)
+            grad_v[:, :, cols] += weight.transpose(2, 3) @ grad_i
+            grad_s = (grad_i @ v_j.transpose(2, 3)).sub_(mean[:, :, rows]).mul_(slope)
+            grad_s = _mask(grad_s, rows.start, cols.start, ctx.window)
+            grad_q[:, :, rows] = grad_s @ k_j
+            grad_k[:, :, cols] += grad_s.transpose(2, 3) @ q_i
+        return grad_q.mul_(ctx.scale), grad_k, grad_v, None, None
+
+
+def _strips(length: int, window: int | None) -> list[tuple[slice, slice]]:
+    """(query rows, key columns they may see), block by block."""
+    strips = []
+    for start in range(0, length, BLOCK):
+        stop = min(start + BLOCK, length)
+        first = 0 if window is None else max(0, start - window + 1)
+        strips.append((slice(start, stop), slice(first, stop)))
+    return strips

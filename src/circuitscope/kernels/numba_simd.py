@@ -1,0 +1,280 @@
+"""Vectors of float32 inside Numba kernels, their exp2, and how kernels are compiled and launched.
+
+LLVM's loop vectorizer gives up on a recurrence as soon as it cannot prove that two arrays do not
+overlap, and a scalar exp costs six times a vector one. So kernels here say what they mean: `load`
+eight neighbouring floats, use + and * on them (a product followed by a sum becomes one fused
+multiply-add where the machine has it), `store` them. LLVM splits or joins the eight lanes as the
+machine's registers ask; nothing here is specific to one processor.
+
+No index is checked: a kernel pads its last axis to a multiple of LANES first.
+"""
+
+import logging
+import operator
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
+
+import llvmlite.ir as ir
+import numba
+import numba.core.cgutils as cgutils
+import torch
+import torch.nn.functional as F
+from numba.core import types
+from numba.core.typing.templates import ConcreteTemplate, infer_global
+from numba.extending import intrinsic, lower_builtin, models, register_model
+from torch import Tensor
+
+LANES = 8
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# All of fast math that kernels get: a product and a sum may fuse. Numba puts its flags on every
+# instruction of a function: "reassoc" would cancel the rounding in exp2, and with "nnan" a NaN may
+# come out finite (the trainer knows a diverged run by its loss). Vectors do not need either.
+FASTMATH = {"contract"}
+
+
+# -- compiling and launching ------------------------------------------------------------------------
+
+
+def inlined(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a function that kernels call; its body is copied into the caller."""
+    return cast(Callable[P, R], numba.njit(inline="always", fastmath=FASTMATH)(function))
+
+
+def task(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile the work of one thread."""
+    return cast(Callable[P, R], numba.njit(fastmath=FASTMATH)(function))
+
+
+def kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a function with a `numba.prange` over tasks and keep the machine code on disk.
+
+    At each call the thread count is torch's. Numba's own answer depends on the machine: it is never
+    larger than NUMBA_NUM_THREADS. The GIL is held, so two Python threads never launch at once.
+    """
+    try:
+        compiled = numba.njit(parallel=True, cache=True, fastmath=FASTMATH)(function)
+    except RuntimeError:  # no writable place for a cache
+        compiled = numba.njit(parallel=True, fastmath=FASTMATH)(function)
+
+    def launch(*args: P.args, **kwargs: P.kwargs) -> R:
+        _prefer_openmp()
+        if not compiled.signatures:
+            _say_once_if_compiling(compiled)
+        numba.set_num_threads(max(1, min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)))
+        return cast(R, compiled(*args, **kwargs))
+
+    return launch
+
+
+def _prefer_openmp() -> None:
+    """Numba's workqueue layer must not be entered from two threads; OpenMP and TBB may.
+
+    A layer named by the user (NUMBA_THREADING_LAYER, NUMBA_THREADING_LAYER_PRIORITY) stays.
+    """
+    chosen = "NUMBA_THREADING_LAYER" in os.environ or "NUMBA_THREADING_LAYER_PRIORITY" in os.environ
+    if not chosen and numba.config.THREADING_LAYER_PRIORITY == ["tbb", "omp", "workqueue"]:
+        numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+
+
+_said_compiling = False
+
+
+def _say_once_if_compiling(compiled: Any) -> None:
+    global _said_compiling
+    if _is_cached(compiled) or _said_compiling:
+        return
+    _said_compiling = True
+    logging.getLogger("circuitscope").warning("compiling kernels, once; later runs find them in the cache")
+
+
+def _is_cached(compiled: Any) -> bool:
+    """Whether machine code of this function is on disk, after removing what is older than this file.
+
+    Numba compares its cache with the kernel's own file only; a kernel also contains what it calls here.
+    """
+    try:
+        sources = [Path(__file__), Path(compiled.py_func.__code__.co_filename)]
+        newest = max(file.stat().st_mtime for file in sources)
+        indices = list(Path(compiled.stats.cache_path).glob(f"*.{compiled.py_func.__name__}-*.nbi"))
+        fresh = [file for file in indices if file.stat().st_mtime >= newest]
+        for file in set(indices) - set(fresh):
+            file.unlink(missing_ok=True)
+        return bool(fresh)
+    except (OSError, TypeError):
+        return False
+
+
+def pad_last(tensor: Tensor, multiple: int = LANES) -> Tensor:
+    """Contiguous, detached, the last axis padded with zeros to a multiple: what a kernel may load from."""
+    missing = -tensor.shape[-1] % multiple
+    tensor = tensor.detach()
+    return F.pad(tensor, (0, missing)) if missing else tensor.contiguous()
+
+
+# -- vectors ----------------------------------------------------------------------------------------
+
+
+class Float32Vector(types.Type):  # type: ignore[misc]
+    """LANES float32 numbers in registers."""
+
+    def __init__(self) -> None:
+        super().__init__(name=f"float32x{LANES}")
+
+
+vector = Float32Vector()
+_LLVM_VECTOR = ir.VectorType(ir.FloatType(), LANES)
+_LLVM_INTS = ir.VectorType(ir.IntType(32), LANES)
+
+
+@register_model(Float32Vector)
+class _Float32VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        super().__init__(dmm, fe_type, _LLVM_VECTOR)
+
+
+def _splat(builder: Any, scalar: Any) -> Any:
+    first = builder.insert_element(ir.Constant(_LLVM_VECTOR, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(first, first, ir.Constant(_LLVM_INTS, [0] * LANES))
+
+
+def _constant(value: float) -> Any:
+    return ir.Constant(_LLVM_VECTOR, [ir.Constant(ir.FloatType(), value)] * LANES)
+
+
+def _define(function: Any, instruction: str) -> None:
+    """`function` (operator.add, ...) on two vectors, or a vector and a float32."""
+
+    @infer_global(function)
+    class _Template(ConcreteTemplate):  # type: ignore[misc]
+        cases = [  # noqa: RUF012
+            numba.core.typing.signature(vector, vector, vector),
+            numba.core.typing.signature(vector, vector, types.float32),
+            numba.core.typing.signature(vector, types.float32, vector),
+        ]
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        a, b = (
+            value if isinstance(kind, Float32Vector) else _splat(builder, value)
+            for kind, value in zip(sig.args, args, strict=True)
+        )
+        return getattr(builder, instruction)(a, b, flags=("contract",))
+
+    for case in _Template.cases:
+        lower_builtin(function, *case.args)(lower)
+
+
+_define(operator.add, "fadd")
+_define(operator.sub, "fsub")
+_define(operator.mul, "fmul")
+
+
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index_type: Any, index: Any) -> Any:
+    view = context.make_array(array_type)(context, builder, array)
+    indices = [
+        context.cast(builder, i, kind, types.intp)
+        for i, kind in zip(cgutils.unpack_tuple(builder, index), index_type, strict=True)
+    ]
+    scalar = cgutils.get_item_pointer(context, builder, array_type, view, indices, wraparound=False)
+    return builder.bitcast(scalar, _LLVM_VECTOR.as_pointer())
+
+
+@intrinsic
+def load(typing_context, array, index):  # type: ignore[no-untyped-def]
+    """load(array, (i, j, ...)): the LANES floats from array[i, j, ...] on."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.load(_pointer(context, builder, sig.args[0], args[0], sig.args[1], args[1]), align=4)
+
+    return vector(array, index), emit
+
+
+@intrinsic
+def store(typing_context, array, index, value):  # type: ignore[no-untyped-def]
+    """store(array, (i, j, ...), vector)."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.store(args[2], _pointer(context, builder, sig.args[0], args[0], sig.args[1], args[1]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, index, value), emit
+
+
+@intrinsic
+def splat(typing_context, scalar):  # type: ignore[no-untyped-def]
+    """The same float32 in every lane."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _splat(builder, context.cast(builder, args[0], sig.args[0], types.float32))
+
+    return vector(scalar), emit
+
+
+@intrinsic
+def lane_sum(typing_context, value):  # type: ignore[no-untyped-def]
+    """The sum of the lanes, in a fixed order."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        total, width = args[0], LANES
+        while width > 1:
+            width //= 2
+            halves = [
+                builder.shuffle_vector(
+                    total, total, ir.Constant(ir.VectorType(ir.IntType(32), width), list(range(at, at + width)))
+                )
+                for at in (0, width)
+            ]
+            total = builder.fadd(*halves)
+        return builder.extract_element(total, ir.Constant(ir.IntType(32), 0))
+
+    return types.float32(value), emit
+
+
+@intrinsic
+def magnitude(typing_context, value):  # type: ignore[no-untyped-def]
+    """|value|, lane by lane."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = builder.bitcast(args[0], _LLVM_INTS)
+        mask = ir.Constant(_LLVM_INTS, [0x7FFFFFFF] * LANES)
+        return builder.bitcast(builder.and_(bits, mask), _LLVM_VECTOR)
+
+    return vector(value), emit
+
+
+# 2^f on |f| ≤ ½: minimax in relative error with constant term 1, so that exp2(0) is exactly 1.
+_POLYNOMIAL = (1.0, 0.6931469775983289, 0.2402224208402667, 0.055507337438817084, 0.009671512727712661,
+               0.0013264727270274057)  # fmt: skip
+# A float32 this large has no fraction bits left: adding it rounds to an integer, and that integer
+# plus the exponent's bias stands in the lowest bits of the sum.
+_ROUND = 1.5 * 2**23 + 127
+
+
+@intrinsic
+def exp2(typing_context, value):  # type: ignore[no-untyped-def]
+    """2^z, lane by lane, to 2 units in the last place.
+
+    z = k + f with k an integer and |f| ≤ ½; 2^f by a polynomial of degree 5; 2^k by writing k into
+    the exponent bits. Below −126.5 the result is 0 (k = −127 is the exponent field 0), from 127.5 on
+    it is ∞ (k = 128 is the field 255). NaN stays NaN.
+    """
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        z = args[0]
+        # "low > z ? low : z" keeps a NaN, the other order would lose it
+        z = builder.select(builder.fcmp_ordered(">", _constant(-127.0), z), _constant(-127.0), z)
+        z = builder.select(builder.fcmp_ordered("<", _constant(128.0), z), _constant(128.0), z)
+        shifted = builder.fadd(z, _constant(_ROUND))
+        f = builder.fsub(z, builder.fsub(shifted, _constant(_ROUND)))
+        power = _constant(_POLYNOMIAL[-1])
+        for coefficient in reversed(_POLYNOMIAL[:-1]):
+            product = builder.fmul(power, f, flags=("contract",))
+            power = builder.fadd(product, _constant(coefficient), flags=("contract",))
+        bits = builder.shl(builder.bitcast(shifted, _LLVM_INTS), ir.Constant(_LLVM_INTS, [23] * LANES))
+        return builder.fmul(power, builder.bitcast(bits, _LLVM_VECTOR), flags=("contract",))
+
+    return vector(value), emit

@@ -1,0 +1,184 @@
+"""Diagonal state-space models with fixed (input-independent) dynamics: S4D's kernel, its states, H3's shift-SSM.
+
+With A, C complex, one input and one output per channel and B = 1,
+
+    h_t = Ā h_{t−1} + B̄ u_t,    y_t = 2 Re Σ_n C_n h_tn + D u_t,    h_{−1} = 0,
+
+so y = K * u + D u with K_l = 2 Re Σ_n C_n B̄_n Ā_n^l. The factor 2 Re stands for the conjugate half of the state.
+zoh:      Ā = e^{ΔA},                  B̄ = (e^{ΔA} − 1)/A
+bilinear: Ā = (1 + ΔA/2)/(1 − ΔA/2),   B̄ = Δ/(1 − ΔA/2)     (H3)
+
+Parameters are real, so optimizers and safetensors take them: A = −exp(log_A_real) + i A_imag, C as pairs
+(re, im). States are complex tensors [batch, pos, channel, state]; torch.view_as_real gives a real view of them.
+References: s4d_kernel_reference and s4d_states step through the recurrence. The convolution is in long_conv.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Complex, Float
+from torch import Tensor
+
+from circuitscope.kernels.long_conv import long_conv
+
+Discretization = Literal["zoh", "bilinear"]
+
+
+class S4DParams(NamedTuple):
+    """What fixes one S4D layer, all real: A = −exp(log_A_real) + i A_imag, C = C[..., 0] + i C[..., 1], Δ = e^{log_dt}."""
+
+    log_A_real: Float[Tensor, "channel state"]
+    A_imag: Float[Tensor, "channel state"]
+    C: Float[Tensor, "channel state 2"]
+    log_dt: Float[Tensor, " channel"]
+    discretization: Discretization = "zoh"
+
+
+def s4d_lin(channels: int, states: int) -> tuple[Float[Tensor, "channel state"], Float[Tensor, "channel state"]]:
+    """(log_A_real, A_imag) of S4D-Lin, A_n = −½ + iπn; `states` counts conjugate pairs, that is N/2."""
+    real = torch.full((channels, states), 0.5).log()
+    imaginary = torch.pi * torch.arange(states, dtype=torch.float32)
+    return real, imaginary.repeat(channels, 1)
+
+
+def s4d_kernel(params: S4DParams, length: int) -> Float[Tensor, "channel pos"]:
+    """K_l = 2 Re Σ_n C_n B̄_n Ā_n^l for l < length.
+
+    With l = a s + b the power splits into Ā^{as} Ā^b: one product of two thin matrices per channel, about
+    2 √length powers per state, and no [channel, state, length] array. The powers are taken in float64, because
+    the phase l Δ Im A reaches thousands of radians; the sum over n is in the parameters' own precision.
+    """
+    A_bar, B_bar, C = _discretize(params)
+    step = max(1, int(length**0.5))
+    fine = _powers(A_bar, step)
+    coarse = _powers(fine[..., -1] * A_bar, -(-length // step)) * (C * B_bar)[..., None]
+    dtype = params.C.dtype
+    # 2 Re(xᵀ y) as one real product of stacked parts
+    left = torch.cat([coarse.real, -coarse.imag], dim=1).to(dtype)
+    right = torch.cat([fine.real, fine.imag], dim=1).to(dtype)
+    return 2 * (left.transpose(1, 2) @ right).flatten(1)[:, :length]
+
+
+def s4d_kernel_reference(params: S4DParams, length: int) -> Float[Tensor, "channel pos"]:
+    """The same K as the answer of the stepwise recurrence to an impulse."""
+    impulse = torch.zeros(1, length, params.C.shape[0], dtype=params.C.dtype, device=params.C.device)
+    impulse[:, 0] = 1
+    return s4d_readout(s4d_states(impulse, params), params)[0].T
+
+
+def s4d_states(
+    u: Float[Tensor, "batch pos channel"], params: S4DParams
+) -> Complex[Tensor, "batch pos channel state"]:
+    """h_t = Ā h_{t−1} + B̄ u_t for every t, differentiable; O(batch · pos · channel · state) memory."""
+    A_bar, B_bar, _ = _discretize(params)
+    dtype = u.dtype.to_complex()
+    return _scan(A_bar.to(dtype), u[..., None] * B_bar.to(dtype))
+
+
+def s4d_readout(
+    states: Complex[Tensor, "batch pos channel state"], params: S4DParams
+) -> Float[Tensor, "batch pos channel"]:
+    """y_t = 2 Re Σ_n C_n h_tn, without the skip D u."""
+    C = torch.view_as_complex(params.C.contiguous()).to(states.dtype)
+    y: Tensor = 2 * (states * C).sum(-1).real
+    return y
+
+
+def s4d_with_state_edit(
+    u: Float[Tensor, "batch pos channel"],
+    params: S4DParams,
+    D: Float[Tensor, " channel"] | None,
+    edit: Callable[[Complex[Tensor, "batch pos channel state"]], Complex[Tensor, "batch pos channel state"]],
+) -> Float[Tensor, "batch pos channel"]:
+    """The layer's output after `edit` was called once with all states.
+
+    The difference δ_t = edit(h)_t − h_t is added to the state at t and carried on by the recurrence:
+    h'_t = Ā h'_{t−1} + B̄ u_t + δ_t. An edit at one position therefore sets the state there to what was written and
+    reaches all later outputs. Edits at several positions add up: where the states are replaced at t and again at
+    t' > t, h'_{t'} is the written value plus the decayed δ_t, since `edit` saw the unedited states.
+    An identity edit leaves the output bit for bit as s4d_readout(s4d_states(u)) gives it.
+    """
+    states = s4d_states(u, params)
+    delta = edit(states) - states
+    A_bar = _discretize(params)[0].to(states.dtype)
+    y = s4d_readout(states + _scan(A_bar, delta), params)
+    return y if D is None else torch.addcmul(y, u, D)
+
+
+def shift_ssm(
+    u: Float[Tensor, "batch pos channel"],
+    c: Float[Tensor, "channel state"],
+    D: Float[Tensor, " channel"] | None = None,
+) -> Float[Tensor, "batch pos channel"]:
+    """H3's shift-SSM: y_t = Σ_{s<N} c_s u_{t−s} + D u_t, a learned causal filter whose state is the last N inputs."""
+    return long_conv(u, c, D)
+
+
+def shift_ssm_states(u: Float[Tensor, "batch pos channel"], size: int) -> Float[Tensor, "batch pos channel state"]:
+    """h_t = (u_t, u_{t−1}, ..., u_{t−N+1}), with zeros before the first position; a view, not to be written to."""
+    return F.pad(u, (0, 0, size - 1, 0)).unfold(1, size, 1).flip(-1)
+
+
+def shift_ssm_with_state_edit(
+    u: Float[Tensor, "batch pos channel"],
+    c: Float[Tensor, "channel state"],
+    D: Float[Tensor, " channel"] | None,
+    edit: Callable[[Float[Tensor, "batch pos channel state"]], Float[Tensor, "batch pos channel state"]],
+) -> Float[Tensor, "batch pos channel"]:
+    """shift_ssm after `edit` was called once with all states; δ_t moves on one slot per step until it falls out.
+
+    Edits at several positions add up, as in s4d_with_state_edit.
+    """
+    states = shift_ssm_states(u, c.shape[1])
+    delta = edit(states) - states
+    moved, carried = [], torch.zeros_like(delta[:, 0])
+    for delta_t in delta.unbind(1):
+        carried = F.pad(carried, (1, 0))[..., :-1] + delta_t
+        moved.append(carried)
+    y = ((states + torch.stack(moved, 1)) * c).sum(-1)
+    return y if D is None else torch.addcmul(y, u, D)
+
+
+def _discretize(
+    params: S4DParams,
+) -> tuple[Complex[Tensor, "channel state"], Complex[Tensor, "channel state"], Complex[Tensor, "channel state"]]:
+    """Ā, B̄ and C, in complex128."""
+    A = torch.complex(-params.log_A_real.double().exp(), params.A_imag.double())
+    C = torch.view_as_complex(params.C.double().contiguous())
+    dt = params.log_dt.double().exp()[:, None]
+    dtA = dt * A
+    if params.discretization == "zoh":
+        return dtA.exp(), dt * _expm1_over(dtA), C
+    if params.discretization == "bilinear":
+        return (1 + dtA / 2) / (1 - dtA / 2), dt / (1 - dtA / 2), C
+    raise ValueError(f"discretization {params.discretization!r} is not one of: zoh, bilinear")
+
+
+def _expm1_over(z: Complex[Tensor, "*shape"]) -> Complex[Tensor, "*shape"]:
+    """(e^z − 1)/z without cancellation: near 0 its series, whose next term is below 1e-16."""
+    small = z.abs() < 1e-3
+    safe = torch.where(small, torch.ones_like(z), z)
+    series = 1 + z / 2 * (1 + z / 3 * (1 + z / 4 * (1 + z / 5 * (1 + z / 6))))
+    return torch.where(small, series, (safe.exp() - 1) / safe)
+
+
+def _powers(base: Complex[Tensor, "*shape"], count: int) -> Complex[Tensor, "*shape power"]:
+    """base^0, ..., base^{count−1} by doubling: no logarithm, so a base of 0 is as good as any."""
+    powers, ratio = torch.ones_like(base)[..., None], base
+    while powers.shape[-1] < count:
+        powers = torch.cat([powers, powers * ratio[..., None]], dim=-1)
+        ratio = ratio * ratio
+    return powers[..., :count]
+
+
+def _scan(
+    A_bar: Complex[Tensor, "channel state"], x: Complex[Tensor, "batch pos channel state"]
+) -> Complex[Tensor, "batch pos channel state"]:
+    """h_t = Ā h_{t−1} + x_t, h_{−1} = 0."""
+    states, h = [], torch.zeros_like(x[:, 0])
+    for x_t in x.unbind(1):
+        h = torch.addcmul(x_t, A_bar, h)
+        states.append(h)
+    return torch.stack(states, dim=1)
