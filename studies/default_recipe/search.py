@@ -2,7 +2,8 @@
 
 Two stages, each a table of runs on MQAR (64, 4): `variants` changes one thing at a time around a
 base recipe, for one seed; `seeds` runs the candidates for five. A row gives the step at which
-validation accuracy first reached 99%. Runs go two at a time with one thread each and stop at 99%.
+validation accuracy first reached 99%. Runs go two at a time with one thread each and stop at 99%; rows
+already in the table are not run again.
 
     python studies/default_recipe/search.py variants
     python studies/default_recipe/search.py seeds
@@ -51,7 +52,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"batch_size": 32},
     {"batch_size": 128},
 ]
-CANDIDATES: list[dict[str, Any]] = [{}, {"lr": 1.5e-3}, {"schedule": "linear"}]
+CANDIDATES: list[dict[str, Any]] = [{"lr": 1.5e-3}, {}]
 SEEDS = (0, 1, 2, 3, 4)
 
 
@@ -76,11 +77,11 @@ def measure(change: dict[str, Any], seed: int) -> dict[str, Any]:
     half = held[held.accuracy >= 0.5].step.min()
     solved = held[held.accuracy >= 0.99].step.min()
     return {
-        "recipe": ", ".join(f"{k}={v}" for k, v in change.items()) or "base",
+        "recipe": describe(change),
         "seed": seed,
         "step_50": "" if half != half else int(half),
         "step_99": "" if solved != solved else int(solved),
-        "best_accuracy": round(held.accuracy.max(), 4),
+        "best_accuracy": round(float(held.accuracy.max()), 4),
     }
 
 
@@ -90,15 +91,34 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
     jobs = [(v, 0) for v in VARIANTS] if args.stage == "variants" else [(c, s) for c in CANDIDATES for s in SEEDS]
-    rows: list[dict[str, Any]] = []
+    table = HERE / f"{args.stage}.csv"
+    rows = read(table)
+    done = {(row["recipe"], int(row["seed"])) for row in rows}
     with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(measure, *job): i for i, job in enumerate(jobs)}
+        futures = [pool.submit(measure, *job) for job in jobs if (describe(job[0]), job[1]) not in done]
         for future in as_completed(futures):
-            rows.append({"order": futures[future], **future.result()})
-            print(f"{len(rows)}/{len(jobs)}", rows[-1], flush=True)
-    rows.sort(key=lambda row: row.pop("order"))
-    with open(HERE / f"{args.stage}.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys())
+            rows.append(future.result())
+            order = {(describe(change), seed): i for i, (change, seed) in enumerate(jobs)}
+            rows.sort(key=lambda row: order[row["recipe"], int(row["seed"])])
+            write(table, rows)
+            print(f"{len(rows)}/{len(jobs)}", future.result(), flush=True)
+
+
+def describe(change: dict[str, Any]) -> str:
+    return ", ".join(f"{k}={v}" for k, v in change.items()) or "base"
+
+
+def read(table: Path) -> list[dict[str, Any]]:
+    """Rows of an earlier, unfinished search: they are not run again."""
+    if not table.exists():
+        return []
+    with open(table, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(table: Path, rows: list[dict[str, Any]]) -> None:
+    with open(table, "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

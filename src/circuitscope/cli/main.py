@@ -13,10 +13,12 @@ app = typer.Typer(
     name="circuitscope",
     no_args_is_help=True,
     add_completion=False,
+    add_help_option=False,  # `main` answers it: with the option, Typer loads pydantic before any command's own help
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Train sequence models on recall tasks, save every stage, and read circuits out of it.",
     epilog="Start with: [bold]circuitscope train --save-every 100[/bold]. "
+    "COMMAND --help explains a command; --debug shows the traceback of an error. "
     "Exit codes: 0 done, 1 a run failed, 2 bad input.",
 )
 app.command("train")(train.train)
@@ -24,24 +26,19 @@ app.add_typer(tasks.app, name="tasks")
 app.add_typer(plot.app, name="plot")
 
 
-@app.callback()
-def options(
-    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
-) -> None:
-    """Train sequence models on recall tasks, save every stage, and read circuits out of it."""
-
-
 def main() -> NoReturn:
     """Entry point of the `circuitscope` command."""
     debug = "--debug" in sys.argv
+    args = [arg for arg in sys.argv[1:] if arg != "--debug"]
+    wants_help = args in (["--help"], ["-h"])
     try:
-        code = app(standalone_mode=False)
+        code = app(args=[] if wants_help else args, standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except typer.TyperException as error:
         message = error.format_message()
         if message:
             _print_error(message)
-        sys.exit(2)
+        sys.exit(0 if wants_help else 2)
     except typer.Abort:
         sys.exit(130)
     except (UserError, RunFailed) as error:
@@ -55,7 +52,7 @@ def main() -> NoReturn:
     except Exception as error:
         if debug:
             raise
-        _print_error(f"{type(error).__name__}: {error} (this is a bug; --debug before the command shows where)")
+        _print_error(f"{type(error).__name__}: {error} (this is a bug; --debug shows where)")
         sys.exit(1)
 
 

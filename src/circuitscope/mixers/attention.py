@@ -19,6 +19,8 @@ from circuitscope.mixers.positions import alibi, rotate
 class AttentionConfig(MixerConfig):
     """softmax(QKᵀ/√d) V, causal."""
 
+    needs_positions: ClassVar[bool] = True
+
     name: Literal["attention"] = "attention"
     n_heads: int = Field(default=1, ge=1, description="attention heads; must divide d_model")
     qkv_bias: bool = Field(default=True, description="bias in the query, key and value projections")
@@ -98,6 +100,10 @@ class Attention(nn.Module):
         if self.positions != "alibi":
             return None
         return alibi(self.n_heads, x.shape[1], x.device).to(x.dtype)
+
+    def mixing_flops(self, length: int) -> int:
+        """Of QKᵀ and of the pattern times V, forward, a token, averaged over causal rows."""
+        return 2 * (length + 1) * self.n_heads * self.d_head
 
     # TransformerLens's names for the weights, as views [head, d_model, d_head] and [head, d_head, d_model].
 

@@ -11,9 +11,14 @@ from circuitscope.mixers.phi import Factor
 
 
 class MixerConfig(BaseModel):
-    """A mixer's own options; `name` chooses the mixer."""
+    """A mixer's own options; `name` chooses the mixer.
+
+    A mixer that is blind to order `needs_positions`; a stack of only such mixers gets learned positions
+    and GPT-2's initialization unless told otherwise, any other stack none and torch's.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    needs_positions: ClassVar[bool] = False
     name: str
 
 
@@ -46,6 +51,10 @@ class Mixer(Protocol):
     hook_z: HookPoint
 
     def __call__(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]: ...
+
+    def mixing_flops(self, length: int) -> int:
+        """FLOPs of the mixing itself, without the projections, forward, a token."""
+        ...
 
     def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
         """The factors for an input of the mixer, in the order of `factor_names`."""

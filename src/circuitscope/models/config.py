@@ -20,12 +20,18 @@ class ModelConfig(BaseModel):
     )  # type: ignore[assignment]
     n_layers: int = Field(default=2, ge=1, le=1024, description="layers")
     d_model: int = Field(default=64, ge=1, description="width of the residual stream")
-    positions: Positions = Field(default="learned", description="positional encoding")
+    positions: Positions = Field(
+        default="learned",
+        description="positional encoding; unless told, learned where every mixer is blind to order, else none",
+    )
     state_mixer: Literal["mlp", "none"] = Field(default="mlp", description="what follows the token mixer in a layer")
     mlp_ratio: int = Field(default=4, ge=1, description="MLP width over d_model")
     init: Literal["gpt2", "native"] = Field(
-        default="gpt2", description="N(0, 0.02) for every matrix, or torch's own with an N(0, 0.02) embedding"
+        default="gpt2",
+        description="N(0, 0.02) and zero biases for every linear map, or torch's own;"
+        " unless told, gpt2 where every mixer is blind to order, else native",
     )
+    embed_std: float = Field(default=0.02, gt=0, description="initial spread of token and position embeddings")
     rescale_residual: bool = Field(
         default=True, description="divide the initial output projections by sqrt(2 n_layers)"
     )
@@ -56,6 +62,9 @@ class ModelConfig(BaseModel):
             if len(mixers) == 1:
                 mixers = list(mixers) * layers
         data["mixers"] = mixers
+        if not all(mixer_config(m).needs_positions for m in mixers):
+            data.setdefault("positions", "none")
+            data.setdefault("init", "native")
         return data
 
     @field_validator("mixers", mode="before")

@@ -82,19 +82,22 @@ class HookedLM(HookedRootModule):
             self.unembed = nn.Linear(config.d_model, config.vocab_size, bias=False)
 
     def _initialize(self, config: ModelConfig) -> None:
-        """`gpt2`: N(0, 0.02) and zero biases; `native`: torch's own. Embeddings are N(0, 0.02) in both."""
-        std = 0.02
-        nn.init.normal_(self.embed.weight, std=std)
+        """Linear maps: `gpt2` N(0, 0.02) and zero biases, `native` torch's own. Embeddings N(0, embed_std).
+
+        Modules with a true `own_init` keep what their mixer gave them. Output projections shrink by
+        1/√(residual branches): two a layer under gpt2 with an MLP, else one.
+        """
+        nn.init.normal_(self.embed.weight, std=config.embed_std)
         if config.positions == "learned":
-            nn.init.normal_(self.pos_embed, std=std)
+            nn.init.normal_(self.pos_embed, std=config.embed_std)
         if config.init == "gpt2":
             for module in self.modules():
-                if isinstance(module, nn.Linear):
-                    nn.init.normal_(module.weight, std=std)
+                if isinstance(module, nn.Linear) and not getattr(module, "own_init", False):
+                    nn.init.normal_(module.weight, std=0.02)
                     if module.bias is not None:
                         nn.init.zeros_(module.bias)
         if config.rescale_residual:
-            branches = 1 if config.state_mixer == "none" else 2
+            branches = 2 if config.init == "gpt2" and config.state_mixer == "mlp" else 1
             with torch.no_grad():
                 for block in self.layers:
                     block.mixer.out.weight.mul_((branches * config.n_layers) ** -0.5)

@@ -71,7 +71,7 @@ class CheckpointWriter(Checkpoints):
         super().__init__(run)
         self.keep_resume = keep_resume
         self.written = 0
-        for folder in (self.folder, self.resume_folder):
+        for folder in (run, self.folder, self.resume_folder):
             folder.mkdir(exist_ok=True)
             remove_leftovers(folder)
         self._queue: queue.Queue[tuple[Path, int, Tensors] | None] = queue.Queue(maxsize=_WAITING)
@@ -97,6 +97,11 @@ class CheckpointWriter(Checkpoints):
         weights = ((f"weight.{name}", tensor) for name, tensor in model.state_dict().items())
         self._put(self.resume_folder / _name(step), step, _snapshot([*weights, *moments.items()]))
 
+    def flush(self) -> None:
+        """Waits until all is on the disk; raises if something is not."""
+        self._queue.join()
+        self._raise_error()
+
     def _put(self, path: Path, step: int, tensors: Tensors) -> None:
         self._raise_error()
         self._queue.put((path, step, tensors))
@@ -108,12 +113,13 @@ class CheckpointWriter(Checkpoints):
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
-            if self._error is not None:
-                continue
             try:
-                self._write(*item)
+                if self._error is None:
+                    self._write(*item)
             except Exception as error:
                 self._error = error
+            finally:
+                self._queue.task_done()
 
     def _write(self, path: Path, step: int, tensors: Tensors) -> None:
         if path.exists():

@@ -23,7 +23,7 @@ from circuitscope.errors import UserError, unknown
 from circuitscope.models import HookedLM
 from circuitscope.training.checkpoints import Checkpoints
 from circuitscope.training.metrics import read_metrics
-from circuitscope.training.store import DamagedFile, write_text
+from circuitscope.training.store import DamagedFile, overwrite_text, write_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,6 +63,12 @@ class Run:
         return _read_json(self.path / "environment.json")
 
     @property
+    def created(self) -> int:
+        """When the run was made, in nanoseconds; 0 if that is lost."""
+        when = self.environment.get("created")
+        return when if isinstance(when, int) else 0
+
+    @property
     def status(self) -> dict[str, Any]:
         """`state` (running, finished, stopped, diverged, failed), `step`, `message`."""
         return _read_json(self.path / "status.json")
@@ -96,7 +102,13 @@ class Run:
     def write_status(self, state: State, step: int, message: str = "") -> None:
         """Records how far the run is and how it ended."""
         record = {"state": state, "step": step, "message": message, "pid": os.getpid()}
-        write_text(self.path / "status.json", json.dumps(record, indent=1) + "\n")
+        text = json.dumps(record, indent=1) + "\n"
+        try:
+            write_text(self.path / "status.json", text)
+        except OSError:
+            if not (self.path / "status.json").exists():
+                raise
+            overwrite_text(self.path / "status.json", text)
 
     def lock(self) -> FileLock:
         """Held while training: a second process that wants to write this run is refused."""
@@ -119,10 +131,10 @@ def runs_in(root: str | Path | None = None) -> list[Run]:
     """All runs below a folder, oldest first by the time they were created (ties by name)."""
     folder = runs_root(root)
     try:
-        found = [Run(c.parent) for c in folder.glob("*/config.yaml") if not c.parent.name.startswith(".")]
+        found = [Run(c.parent) for c in folder.glob("[!.]*/config.yaml") if c.is_file()]
     except OSError:
         return []
-    return sorted(found, key=lambda r: (r.environment.get("created", 0), r.name))
+    return sorted(found, key=lambda r: (r.created, r.name))
 
 
 def newest_run(root: str | Path | None = None) -> Run:
@@ -143,12 +155,12 @@ def create_run(
     folder = runs_root(root)
     if name is not None and not re.fullmatch(r"[^/\\\0.][^/\\\0]*", name):
         raise UserError(f"a run's name is one folder name that does not start with a dot, got '{name}'")
-    if name is not None and (folder / name).exists():
-        raise UserError(
-            f"{folder / name} exists already; resume it with --resume {folder / name}, or give another --name"
-        )
     temporary = folder / f".new-{os.getpid()}-{time.time_ns()}"
     try:
+        if name is not None and (folder / name).exists():
+            raise UserError(
+                f"{folder / name} exists already; resume it with --resume {folder / name}, or give another --name"
+            )
         temporary.mkdir(parents=True)
         (temporary / "checkpoints").mkdir()
         (temporary / "resume").mkdir()

@@ -25,7 +25,7 @@ class DamagedFile(Exception):
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
     """Writes to a temporary name, syncs, renames: at any instant `path` is absent or whole."""
-    data = bytearray(to_safetensors(tensors, metadata={**metadata, "digest": _BLANK}))
+    data = _in_order(to_safetensors(tensors, metadata={**metadata, "digest": _BLANK}))
     start = data.index(_digest_field(_BLANK)) + len(b'"digest":"')
     data[start : start + 64] = hashlib.sha256(data).hexdigest().encode()
     write_whole(path, lambda file: file.write(data))
@@ -39,7 +39,7 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         digest = metadata.pop("digest")
         field = _digest_field(digest)
         start = data.index(field) + len(b'"digest":"')
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DamagedFile(f"{path} is damaged: its header cannot be read") from None
     data[start : start + 64] = _BLANK.encode()
     if hashlib.sha256(data).hexdigest() != digest:
@@ -67,10 +67,27 @@ def write_text(path: Path, text: str) -> None:
     write_whole(path, lambda file: file.write(text.encode()))
 
 
+def overwrite_text(path: Path, text: str) -> None:
+    """In place, for a disk so full that nothing new fits: an existing small file keeps its block."""
+    with open(path, "r+b") as file:
+        file.write(text.encode())
+        file.truncate()
+
+
 def remove_leftovers(folder: Path) -> None:
     """Deletes temporary files that a killed process left behind. Call with the run's lock held."""
     for leftover in folder.glob(".*.tmp"):
         leftover.unlink(missing_ok=True)
+
+
+def _in_order(data: bytes) -> bytearray:
+    """The same file with its metadata sorted: safetensors writes them in random order."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return bytearray(len(text).to_bytes(8, "little") + text + data[8 + size :])
 
 
 def _metadata(data: bytearray) -> dict[str, str]:

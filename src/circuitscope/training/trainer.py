@@ -5,6 +5,7 @@ the learning rate is a function of it, and there is no other state than weights 
 """
 
 import math
+import shlex
 import signal
 import threading
 import time
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +25,10 @@ from circuitscope.models import HookedLM
 from circuitscope.tasks import Batch, Split
 from circuitscope.training.checkpoints import CheckpointWriter
 from circuitscope.training.device import autocast, choose_device, set_up
-from circuitscope.training.metrics import MetricsLog
+from circuitscope.training.metrics import MetricsLog, read_metrics
 from circuitscope.training.optimizer import make_optimizer, moments_of, restore_moments
 from circuitscope.training.progress import Progress, Silent
-from circuitscope.training.run import Run, create_run
+from circuitscope.training.run import Run, State, create_run
 from circuitscope.training.schedule import learning_rate, saves_checkpoint, saves_resume_point
 from circuitscope.training.store import DamagedFile
 from circuitscope.training.trackers import Tracker, check_trackers, trackers_for
@@ -82,20 +83,23 @@ def _train(run: Run, config: RunConfig, device: torch.device, progress: Progress
     lock = run.lock()
     trainer = Trainer(run, config, device, progress)
     try:
-        with set_up(device, config.train):
+        with set_up(device, config.train), _catch_signals() as trainer.caught:
             trainer.go(resuming)
     except Interrupted as stop:
-        run.write_status("stopped", trainer.step, str(stop))
+        _try_status(run, "stopped", trainer.step, str(stop))
         raise
     except Diverged as error:
-        run.write_status("diverged", trainer.step, str(error))
+        _try_status(run, "diverged", trainer.step, str(error))
+        raise
+    except BrokenPipeError:
+        _try_status(run, "stopped", trainer.step, "the program that read the output went away")
         raise
     except (RunFailed, OSError) as error:
         message = str(error) if isinstance(error, RunFailed) else f"cannot write to {run.path}: {error.strerror}"
-        _try_status(run, trainer.step, message)
+        _try_status(run, "failed", trainer.step, message)
         raise RunFailed(f"{message} (last checkpoint: step {max(run.steps, default='none')})") from error
     except BaseException as error:
-        _try_status(run, trainer.step, f"{type(error).__name__}: {error}")
+        _try_status(run, "failed", trainer.step, f"{type(error).__name__}: {error}")
         raise
     finally:
         lock.release()
@@ -107,17 +111,22 @@ class Trainer:
     def __init__(self, run: Run, config: RunConfig, device: torch.device, progress: Progress):
         self.run, self.config, self.device, self.progress = run, config, device, progress
         self.step = 0
+        self.caught: list[int] = []
         self.seed = config.train.seed if config.train.data_seed is None else config.train.data_seed
+
+    def build(self) -> None:
+        """The model as the seed gives it, and its optimizer."""
+        self.model = HookedLM(self.config.model, seed=self.config.train.seed).to(self.device).train()
+        self.optimizer = make_optimizer(self.model, self.config.train)
 
     def go(self, resuming: bool) -> None:
         cfg = self.config.train
-        self.model = HookedLM(self.config.model, seed=cfg.seed).to(self.device).train()
-        self.optimizer = make_optimizer(self.model, cfg)
+        self.build()
         with CheckpointWriter(self.run.path, cfg.keep_resume) as self.writer, self.progress:
             self.seconds = 0.0
             if resuming:
                 self._restore()
-            log = MetricsLog(self.run.path, resumed_from=self.step if resuming else None)
+            log = MetricsLog(self.run.path, resumed_from=(self.step or -1) if resuming else None)
             trackers = trackers_for(self.config, self.run)
             self.run.write_status("running", self.step)
             self.progress.start(self.run, cfg.steps, self.step)
@@ -147,31 +156,35 @@ class Trainer:
         if self.step == 0:
             self._save()
             self._evaluate(record)
-        with _catch_signals() as caught:
-            while self.step < cfg.steps:
-                log_this = (self.step + 1) % cfg.log_every == 0
-                loss, accuracy = self._update(log_this)
-                self.step += 1
-                if log_this:
-                    self._check(loss)
-                    record({"split": "train", "loss": float(loss), "accuracy": float(accuracy)})
-                    self.progress.step(self.step, float(loss), self.writer.written)
-                reached = False
-                if self.step % cfg.eval_every == 0 or self.step == cfg.steps:
-                    reached = self._evaluate(record) >= (cfg.early_stop or math.inf)
-                if reached or saves_checkpoint(self.step, cfg):
-                    self._save()
-                if saves_resume_point(self.step, cfg) or caught:
-                    self._save_resume_point()
-                if caught:
-                    raise Interrupted(
-                        f"stopped by {signal.Signals(caught[0]).name} at step {self.step};"
-                        f" go on with: circuitscope train --resume {self.run.path}",
-                        caught[0],
-                    )
-                if reached:
-                    self.progress.say(f"validation accuracy {cfg.early_stop:.0%} reached at step {self.step}")
-                    return
+        while self.step < cfg.steps:
+            log_this = (self.step + 1) % cfg.log_every == 0
+            loss, accuracy = self._update(log_this)
+            self.step += 1
+            if log_this:
+                self._check(loss)
+                record({"split": "train", "loss": float(loss), "accuracy": float(accuracy)})
+                self.progress.step(self.step, float(loss), self.writer.written)
+            reached = False
+            if self.step % cfg.eval_every == 0 or self.step == cfg.steps:
+                reached = self._evaluate(record) >= (cfg.early_stop or math.inf)
+            if reached or saves_checkpoint(self.step, cfg):
+                self._save()
+            if reached:  # no resume point here: resumed from it, a killed run would train past its end
+                self.progress.say(f"validation accuracy {cfg.early_stop:.0%} reached at step {self.step}")
+                return
+            if saves_resume_point(self.step, cfg) or self.caught:
+                self._save_resume_point()
+            if self.caught:
+                self._stop()
+
+    def _stop(self) -> NoReturn:
+        """Ends the run on a signal, once all is on the disk."""
+        self.writer.flush()
+        raise Interrupted(
+            f"stopped by {signal.Signals(self.caught[0]).name} at step {self.step};"
+            f" go on with: circuitscope train --resume {shlex.quote(str(self.run.path))}",
+            self.caught[0],
+        )
 
     def _update(self, measure: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """One optimizer step on batch number `self.step`; its loss and, when measured, its accuracy."""
@@ -207,6 +220,8 @@ class Trainer:
         losses, accuracies = [], []
         self.model.eval()
         for i in range(cfg.eval_batches):
+            if self.caught and self.step == 0:
+                self._stop()  # nothing to save yet: the start follows from the seed
             where, target, tokens = self._batch(i, "validation", cfg.eval_batch_size)
             with autocast(self.device, cfg.precision):
                 logits = self.model(tokens, where).float()
@@ -249,9 +264,7 @@ class Trainer:
             self.step = step
             break
         self.writer.written = sum(s < self.step for s in self.writer.steps())
-        rows = self.run.metrics
-        if len(rows):
-            self.seconds = float(rows[rows.step <= self.step].seconds.max())
+        self.seconds = max((r["seconds"] for r in read_metrics(self.run.path) if r["step"] <= self.step), default=0.0)
         self.progress.say(f"resuming {self.run.path} from step {self.step}")
 
     def _check(self, value: torch.Tensor, what: str = "loss") -> None:
@@ -289,9 +302,9 @@ def _catch_signals() -> Iterator[list[int]]:
             signal.signal(signum, handler)
 
 
-def _try_status(run: Run, step: int, message: str) -> None:
-    """The record of a failure, if the disk still takes it."""
+def _try_status(run: Run, state: State, step: int, message: str) -> None:
+    """The record of an end, if the disk still takes it."""
     try:
-        run.write_status("failed", step, message)
+        run.write_status(state, step, message)
     except OSError:
         pass

@@ -1,0 +1,103 @@
+"""AdamW decays matrices alone, and its moments survive being saved."""
+
+import pytest
+import torch
+from tiny_run import tiny
+from torch import nn
+
+from circuitscope.models import HookedLM
+from circuitscope.training.config import TrainConfig
+from circuitscope.training.optimizer import make_optimizer, moments_of, restore_moments
+
+
+def one_update(model, optimizer, seed):
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+
+
+def decayed(model):
+    """Names of the parameters that shrink when the gradient is zero."""
+    optimizer = make_optimizer(model, TrainConfig(weight_decay=0.5, lr=0.1))
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) or torch.allclose(parameter, before[name] * 0.95)
+    return {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+
+
+def test_only_matrices_decay():
+    model = HookedLM(tiny().model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)  # biases start at zero, where decay would not show
+    matrices = {n for n, p in model.named_parameters() if p.ndim >= 2}
+    assert decayed(model) == matrices
+    others = {n for n, _ in model.named_parameters()} - matrices
+    assert any("ln" in n for n in others)
+    assert any("bias" in n for n in others)
+
+
+def test_a_parameter_marked_exempt_does_not_decay():
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[0].weight.no_weight_decay = True
+    assert decayed(model) == {"1.weight"}
+
+
+def test_every_parameter_is_optimized_once():
+    model = HookedLM(tiny().model)
+    listed = [id(p) for g in make_optimizer(model, TrainConfig()).param_groups for p in g["params"]]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {id(p) for p in model.parameters()}
+
+
+def test_on_a_cpu_the_fused_kernel_runs_and_agrees_with_the_plain_one():
+    one, two = (HookedLM(tiny().model) for _ in range(2))
+    fused, plain = make_optimizer(one, TrainConfig()), make_optimizer(two, TrainConfig())
+    assert all(g["fused"] for g in fused.param_groups)
+    for group in plain.param_groups:
+        group["fused"] = False
+        group["foreach"] = False
+    plain.defaults["fused"] = False
+    for seed in range(5):
+        one_update(one, fused, seed)
+        one_update(two, plain, seed)
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+def test_restored_moments_continue_to_the_same_bits(updates):
+    one, two = (HookedLM(tiny().model) for _ in range(2))
+    first = make_optimizer(one, TrainConfig())
+    for seed in range(updates):
+        one_update(one, first, seed)
+    kept = {n: t.clone() for n, t in moments_of(first, one).items()}
+    assert set(kept) == {f"{m}.{n}" for m in ("first", "second") for n, _ in one.named_parameters()}
+
+    two.load_state_dict({n: t.clone() for n, t in one.state_dict().items()})
+    second = make_optimizer(two, TrainConfig())
+    restore_moments(second, two, kept, updates)
+    for seed in range(10, 13):
+        one_update(one, first, seed)
+        one_update(two, second, seed)
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.equal(a, b)
+    after, also = moments_of(first, one), moments_of(second, two)
+    assert all(torch.equal(after[n], also[n]) for n in after)
+
+
+def test_the_step_count_matters_to_the_next_update():
+    """Guards the test above: AdamW's bias correction makes a wrong step count visible."""
+    one, two = (HookedLM(tiny().model) for _ in range(2))
+    first = make_optimizer(one, TrainConfig())
+    one_update(one, first, 0)
+    two.load_state_dict({n: t.clone() for n, t in one.state_dict().items()})
+    second = make_optimizer(two, TrainConfig())
+    restore_moments(second, two, {n: t.clone() for n, t in moments_of(first, one).items()}, 5)
+    one_update(one, first, 1)
+    one_update(two, second, 1)
+    assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))

@@ -1,0 +1,195 @@
+"""A run's folder: it appears whole, is never overwritten, and one definition says which is the newest."""
+
+import json
+import os
+import threading
+import time
+
+import pytest
+from tiny_run import listing, tiny
+
+from circuitscope.errors import UserError
+from circuitscope.training.run import Run, create_run, newest_run, runs_in
+from circuitscope.training.trainer import train
+
+
+def command(monkeypatch, capsys, *argv):
+    """Exit code and lines on stderr of the command."""
+    from circuitscope.cli.main import main
+
+    monkeypatch.setattr("sys.argv", ["circuitscope", *map(str, argv)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code, capsys.readouterr().err.splitlines()
+
+
+def created_at(run, when):
+    path = run.path / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"created": when}))
+
+
+def test_an_existing_name_is_refused_and_nothing_is_touched(tmp_path):
+    train(tiny(steps=2), root=tmp_path, name="mine")
+    before = listing(tmp_path)
+    with pytest.raises(UserError, match="exists already; resume it with --resume"):
+        train(tiny(steps=4), root=tmp_path, name="mine")
+    assert listing(tmp_path) == before
+    assert os.listdir(tmp_path) == ["mine"]
+
+
+@pytest.mark.parametrize("kind", ["file", "empty folder", "dangling link"])
+def test_anything_that_has_the_name_is_left_alone(tmp_path, kind):
+    path = tmp_path / "mine"
+    if kind == "file":
+        path.write_text("precious")
+    elif kind == "empty folder":
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError):
+        create_run(tiny(), root=tmp_path, name="mine")
+    assert os.listdir(tmp_path) == ["mine"]
+    assert path.is_symlink() == (kind == "dangling link")
+
+
+def test_without_a_name_runs_are_numbered(tmp_path):
+    assert [create_run(tiny(), root=tmp_path).name for _ in range(3)] == [f"attention-mqar-{n}" for n in (1, 2, 3)]
+
+
+def test_runs_made_at_once_all_get_a_folder_of_their_own(tmp_path):
+    made = []
+    threads = [threading.Thread(target=lambda: made.append(create_run(tiny(), root=tmp_path).name)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == sorted(f"attention-mqar-{n}" for n in range(1, 9))
+    assert sorted(os.listdir(tmp_path)) == sorted(made)
+
+
+@pytest.mark.parametrize("name", ["a/b", "../a", "/tmp/a", "a\\b", ".hidden", ".", "..", "", "a\0b"], ids=repr)
+def test_a_name_that_is_not_one_plain_folder_name_is_refused(tmp_path, name):
+    with pytest.raises(UserError, match="one folder name"):
+        create_run(tiny(), root=tmp_path / "runs", name=name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_too_long_for_the_disk_is_bad_input(tmp_path):
+    with pytest.raises(UserError):
+        create_run(tiny(), root=tmp_path, name="x" * 300)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_root_that_is_a_file_is_bad_input(tmp_path):
+    (tmp_path / "runs").write_text("precious")
+    with pytest.raises(UserError, match="cannot create a run"):
+        create_run(tiny(), root=tmp_path / "runs")
+    assert (tmp_path / "runs").read_text() == "precious"
+
+
+def test_a_run_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("circuitscope.training.run.write_text", fail)
+    with pytest.raises(UserError, match="No space left on device"):
+        create_run(tiny(), root=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_newest_run_is_the_one_created_last_whatever_was_touched_since(tmp_path):
+    first, second = (create_run(tiny(), root=tmp_path, name=name) for name in ("b", "a"))
+    future = time.time() + 1000
+    for path in (first.path, first.path / "config.yaml", first.path / "environment.json"):
+        os.utime(path, (future, future))
+    first.write_status("running", 5)
+    assert newest_run(tmp_path).path == second.path
+
+
+def test_runs_created_at_one_instant_are_ordered_by_name(tmp_path):
+    for name in ("b", "c", "a"):
+        created_at(create_run(tiny(), root=tmp_path, name=name), 1000)
+    assert [r.name for r in runs_in(tmp_path)] == ["a", "b", "c"]
+    assert newest_run(tmp_path).name == "c"
+
+
+def test_only_runs_count_as_runs(tmp_path):
+    run = create_run(tiny(), root=tmp_path, name="real")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "config.yaml").write_text("")
+    (tmp_path / ".new-1-2").mkdir()
+    (tmp_path / ".new-1-2" / "config.yaml").write_text("")
+    assert [r.path for r in runs_in(tmp_path)] == [run.path]
+
+
+def test_a_folder_called_config_yaml_makes_no_run(tmp_path):
+    run = create_run(tiny(), root=tmp_path, name="real")
+    (tmp_path / "odd" / "config.yaml").mkdir(parents=True)
+    assert newest_run(tmp_path).path == run.path
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"created": "yesterday"}', '{"created": null}'])
+def test_a_run_with_a_damaged_environment_is_older_than_any_other(tmp_path, text):
+    whole, damaged = (create_run(tiny(), root=tmp_path, name=name) for name in ("a", "b"))
+    (damaged.path / "environment.json").write_text(text)
+    assert newest_run(tmp_path).path == whole.path
+
+
+def test_the_environment_variable_says_where_runs_live(tmp_path, monkeypatch):
+    monkeypatch.setenv("CIRCUITSCOPE_RUNS", str(tmp_path / "there"))
+    run = create_run(tiny())
+    assert run.path.parent == tmp_path / "there"
+    assert newest_run().path == run.path
+    elsewhere = create_run(tiny(), root=tmp_path / "here")
+    assert newest_run(tmp_path / "here").path == elsewhere.path
+
+
+def test_no_runs_at_all_names_the_command_that_makes_one(tmp_path):
+    with pytest.raises(UserError, match="circuitscope train"):
+        newest_run(tmp_path)
+
+
+def test_a_misspelt_run_gets_the_nearest_name(tmp_path):
+    create_run(tiny(), root=tmp_path, name="attention")
+    with pytest.raises(UserError, match="did you mean 'attention'"):
+        Run(tmp_path / "atention")
+
+
+def test_a_missing_checkpoint_names_the_nearest(tmp_path):
+    run = train(tiny(steps=4, save_every=2), root=tmp_path)
+    with pytest.raises(UserError, match=r"no checkpoint at step 3; nearest: [24]"):
+        run.load(3)
+
+
+def test_a_damaged_checkpoint_is_bad_input_to_load(tmp_path):
+    run = train(tiny(steps=1), root=tmp_path)
+    path = run.path / "checkpoints/step-00000001.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match="is damaged"):
+        run.load(1)
+
+
+@pytest.mark.parametrize(
+    "other", ["--steps 5", "--name x", "--set train.lr=1", "--runs x", "--dry-run", "--tensorboard", "config.yaml"]
+)
+def test_resume_takes_no_other_option(tmp_path, monkeypatch, capsys, other):
+    run = create_run(tiny(steps=2), root=tmp_path)
+    before = listing(tmp_path)
+    code, lines = command(monkeypatch, capsys, "train", "--resume", run.path, *other.split())
+    assert code == 2
+    assert len(lines) == 1
+    assert "takes no other option" in lines[0]
+    assert listing(tmp_path) == before
+
+
+def test_resuming_what_is_no_run_is_bad_input(tmp_path, monkeypatch, capsys):
+    code, lines = command(monkeypatch, capsys, "train", "--resume", tmp_path / "nowhere")
+    assert code == 2
+    assert len(lines) == 1
+
+
+def test_resuming_a_finished_run_by_the_command_is_no_error(tmp_path, monkeypatch, capsys):
+    run = train(tiny(steps=2), root=tmp_path)
+    code, lines = command(monkeypatch, capsys, "train", "--resume", run.path)
+    assert code == 0
+    assert lines == []
