@@ -8,7 +8,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 
 from circuitscope import mixers, tasks
-from circuitscope.errors import UserError, unknown
+from circuitscope.errors import UserError, shown, unknown
 from circuitscope.explain import explain
 from circuitscope.models.config import ModelConfig
 from circuitscope.tasks import Task
@@ -104,8 +104,8 @@ def _task(spec: Any) -> Task:
     if isinstance(spec, str):
         spec = {"name": spec}
     if not isinstance(spec, dict):
-        raise UserError(f"task: expected a name or a mapping, got {spec!r}; names: {', '.join(tasks.names())}")
-    options = {k: v for k, v in spec.items() if k != "name"}
+        raise UserError(f"task: expected a name or a mapping, got {shown(spec)}; names: {', '.join(tasks.names())}")
+    options = {str(k): v for k, v in spec.items() if k != "name"}
     return tasks.task(spec.get("name", "mqar"), **options)
 
 
@@ -116,9 +116,13 @@ def _model(spec: Any) -> dict[str, Any]:
     if spec is None or isinstance(spec, str):
         spec = {"mixers": spec or "attention"}
     if not isinstance(spec, dict):
-        raise UserError(f"model: expected a name or a mapping, got {spec!r}; names: {', '.join(mixers.names())}")
+        raise UserError(f"model: expected a name or a mapping, got {shown(spec)}; names: {', '.join(mixers.names())}")
     listed = spec.get("mixers", "attention")
-    return {**spec, "mixers": listed.split(",") if isinstance(listed, str) else list(listed)}
+    if isinstance(listed, str):
+        listed = [m.strip() for m in listed.split(",")]
+    if not isinstance(listed, list | tuple):
+        raise UserError(f"model.mixers: expected a list of mixers, got {shown(listed)}")
+    return {**spec, "mixers": list(listed)}
 
 
 def _as_mapping(mixer: Any) -> dict[str, Any]:
@@ -130,10 +134,13 @@ def _as_mapping(mixer: Any) -> dict[str, Any]:
 def read_yaml(path: Path) -> Any:
     """A YAML file as plain data, by the safe loader."""
     try:
-        return yaml.safe_load(path.read_text()) or {}
+        data = yaml.safe_load(path.read_text())
+        return {} if data is None else data
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: the date 2001-99-99, UnicodeDecodeError
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
@@ -146,8 +153,8 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
             raise UserError(f"--set takes KEY=VALUE, for example model.d_model=128, got '{pair}'")
         try:
             out[path] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise UserError(f"--set {path}: '{text}' is not a YAML value") from None
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise UserError(f"--set {path}: {shown(text)} is not a YAML value") from None
     return out
 
 
@@ -171,7 +178,7 @@ def _assign(node: Any, parts: list[str], value: Any, path: str) -> None:
     first, rest = parts[0], parts[1:]
     if isinstance(node, list):
         picked: list[Any] = list(range(len(node))) if first == "*" else [int(first) if first.isdecimal() else -1]
-        if not 0 <= picked[0] < len(node):
+        if not picked or not 0 <= picked[0] < len(node):
             raise UserError(f"'{path}': '{first}' is not one of the mixers 0 to {len(node) - 1}, nor *")
     elif isinstance(node, dict):
         picked = [first]
@@ -183,7 +190,8 @@ def _assign(node: Any, parts: list[str], value: Any, path: str) -> None:
             continue
         child = node[key] if isinstance(node, list) else node.get(key, "attention" if key == "mixers" else {})
         if isinstance(child, str):
-            child = [m.strip() for m in child.split(",")] if key == "mixers" else {"name": child}
+            opened: dict[str, Any] = {"model": {"mixers": child}, "mixers": [m.strip() for m in child.split(",")]}
+            child = opened.get(key, {"name": child})
         node[key] = child
         _assign(child, rest, value, path)
 

@@ -20,4 +20,13 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> UserError:
     names = sorted(valid)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    return UserError(f"unknown {kind} '{name}'; {hint}valid: {', '.join(names)}")
+    return UserError(f"unknown {kind} {shown(name)}; {hint}valid: {', '.join(names)}")
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A value as one short line."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits
+        text = f"a very large {type(value).__name__}"
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -44,6 +44,11 @@ class Cache(ActivationCache):
         super().__init__(cache, model, has_batch_dim=has_batch_dim)
         self.aliases = aliases
 
+    def apply_slice_to_batch_dim(self, batch_slice: Any) -> "Cache":
+        """The same activations of some examples."""
+        part = super().apply_slice_to_batch_dim(batch_slice)
+        return Cache(part.cache_dict, self.model, self.aliases, has_batch_dim=part.has_batch_dim)
+
     def __getitem__(self, key: Any) -> torch.Tensor:
         if key in self.cache_dict:
             return self.cache_dict[key]

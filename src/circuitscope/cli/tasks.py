@@ -68,9 +68,9 @@ def show(
     given = {"length": length, "pairs": pairs}
     options = options | {k: v for k, v in given.items() if v is not None} | parse_assignments(assign or [])
     task = tasks.task(name, **options)
+    batch = task.batch(step, size=count)
     console = Console(highlight=False)
     console.print(f"[bold]{name}[/bold]: {(type(task).__doc__ or '').splitlines()[0]}")
-    batch = task.batch(step, size=count)
     for row in range(count):
         console.print(_example(batch, task, row))
     console.print(_legend(batch))

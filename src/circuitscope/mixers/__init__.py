@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
-from circuitscope.errors import UserError, unknown
+from circuitscope.errors import UserError, shown, unknown
 from circuitscope.explain import explain
 from circuitscope.mixers.attention import Attention, AttentionConfig
 from circuitscope.mixers.mixer import Mixer, MixerConfig
@@ -34,7 +34,7 @@ def mixer_config(spec: Any) -> MixerConfig:
     if isinstance(spec, str):
         spec = {"name": spec}
     if not isinstance(spec, dict) or "name" not in spec:
-        raise UserError(f"a mixer is a name or a mapping with a name, got {spec!r}; names: {', '.join(names())}")
+        raise UserError(f"a mixer is a name or a mapping with a name, got {shown(spec)}; names: {', '.join(names())}")
     cls = config_class(spec["name"])
     try:
         return cls.model_validate(spec)

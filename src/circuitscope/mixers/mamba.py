@@ -114,9 +114,9 @@ class Mamba(nn.Module):
         def scan_states(v: Heads, edit: Callable[[Tensor], Tensor]) -> Heads:
             return selective_scan_with_state_edit(v[..., 0], dt, A, B, C, D, edit)[..., None]
 
-        z = mix(
-            self, v[..., None], phi=lambda: selective_scan_phi(dt, A, B, C, D), fused=scan, state=scan_states
-        )[..., 0]
+        z = mix(self, v[..., None], phi=lambda: selective_scan_phi(dt, A, B, C, D), fused=scan, state=scan_states)[
+            ..., 0
+        ]
         out: Tensor = self.out(z if gate is None else z * F.silu(gate))
         return out
 

@@ -3,21 +3,20 @@
 from typing import ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from circuitscope.hooks import HookPoint
 from circuitscope.mixers.phi import Factor
+from circuitscope.section import Section
 
 
-class MixerConfig(BaseModel):
+class MixerConfig(Section):
     """A mixer's own options; `name` chooses the mixer.
 
     A mixer that is blind to order `needs_positions`; a stack of only such mixers gets learned positions
     and GPT-2's initialization unless told otherwise, any other stack none and torch's.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     needs_positions: ClassVar[bool] = False
     name: str
 

@@ -2,30 +2,29 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from circuitscope.errors import UserError
+from circuitscope.errors import UserError, shown
 from circuitscope.mixers import MixerConfig, mixer_config
+from circuitscope.section import Section
 
 Positions = Literal["none", "learned", "sinusoidal", "rope", "alibi"]
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(Section):
     """A stack of pre-norm residual blocks, one token mixer each, over a tied embedding."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     mixers: tuple[SerializeAsAny[MixerConfig], ...] = Field(
         default=("attention",), validate_default=True, description="one mixer per layer, or one for all"
     )  # type: ignore[assignment]
-    n_layers: int = Field(default=2, ge=1, le=1024, description="layers")
-    d_model: int = Field(default=64, ge=1, description="width of the residual stream")
+    n_layers: int = Field(default=2, ge=1, le=1024, strict=True, description="layers")
+    d_model: int = Field(default=64, ge=1, le=2**20, description="width of the residual stream")
     positions: Positions = Field(
         default="learned",
         description="positional encoding; unless told, learned where every mixer is blind to order, else none",
     )
     state_mixer: Literal["mlp", "none"] = Field(default="mlp", description="what follows the token mixer in a layer")
-    mlp_ratio: int = Field(default=4, ge=1, description="MLP width over d_model")
+    mlp_ratio: int = Field(default=4, ge=1, le=1024, description="MLP width over d_model")
     init: Literal["gpt2", "native"] = Field(
         default="gpt2",
         description="N(0, 0.02) and zero biases for every linear map, or torch's own;"
@@ -33,24 +32,23 @@ class ModelConfig(BaseModel):
     )
     embed_std: float = Field(default=0.02, gt=0, description="initial spread of token and position embeddings")
     rescale_residual: bool = Field(
-        default=True, description="divide the initial output projections by sqrt(2 n_layers)"
+        default=True, description="divide the initial output projections by the root of the number of residual branches"
     )
     tied: bool = Field(default=True, description="unembedding shares the embedding's weight")
     norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the layer norms")
-    vocab_size: int = Field(default=8192, ge=2, description="tokens; taken from the task in a run")
-    max_length: int = Field(default=64, ge=1, description="positions; taken from the task in a run")
+    vocab_size: int = Field(default=8192, ge=2, lt=2**31, description="tokens; taken from the task in a run")
+    max_length: int = Field(default=64, ge=1, le=2**31, description="positions; taken from the task in a run")
 
     @model_validator(mode="before")
     @classmethod
     def _one_mixer_per_layer(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "mixers" not in data:
-            mixers: Any = ["attention"]
-        else:
-            mixers = data["mixers"]
+        if not isinstance(data, dict):
+            return data
+        mixers: Any = data.get("mixers", ["attention"])
         if isinstance(mixers, str):
             mixers = [m.strip() for m in mixers.split(",")]
         if not isinstance(mixers, list | tuple) or not mixers:
-            raise UserError(f"model.mixers: expected a list of mixers, got {mixers!r}")
+            raise UserError(f"model.mixers: expected a list of mixers, got {shown(mixers)}")
         data = dict(data)
         default = cls.model_fields["n_layers"].default if len(mixers) == 1 else len(mixers)
         layers = data.setdefault("n_layers", default)

@@ -61,7 +61,7 @@ class HookedLM(HookedRootModule):
             self._build(config)
             self._initialize(config)
         self.setup()  # type: ignore[no-untyped-call]
-        self.mod_dict = HookNames(self.mod_dict)
+        self.mod_dict = HookNames(self.hook_dict)
         self.aliases = self._alias_attention()
         self.on_demand = frozenset(
             f"blocks.{i}.mixer.{hook}" for i, block in enumerate(self.layers) for hook in block.mixer.on_demand

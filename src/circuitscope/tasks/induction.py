@@ -19,8 +19,8 @@ class Induction(Task):
     """
 
     name: Literal["induction"] = "induction"
-    block: int = Field(default=25, ge=2, description="block length n")
-    repeats: int = Field(default=4, ge=2, description="how often the block stands there, r")
+    block: int = Field(default=25, ge=2, le=2**20, description="block length n")
+    repeats: int = Field(default=4, ge=2, le=2**20, description="how often the block stands there, r")
 
     @model_validator(mode="after")
     def _possible(self) -> "Induction":

@@ -30,7 +30,7 @@ class MQAR(Task):
     """
 
     name: Literal["mqar"] = "mqar"
-    length: int = Field(default=64, ge=4, description="sequence length L, even, at least 4 · pairs")
+    length: int = Field(default=64, ge=4, le=2**24, description="sequence length L, even, at least 4 · pairs")
     pairs: int = Field(default=4, ge=1, description="key-value pairs k in the context")
     queries: int | None = Field(default=None, ge=1, description="how many keys are asked for; none: all")
     filler: Literal["clean", "random", "zero"] = Field(
@@ -143,7 +143,7 @@ class AR(MQAR):
 
     name: Literal["ar"] = "ar"  # type: ignore[assignment]
     vocab_size: int = Field(default=50, ge=4, lt=2**31, description="number of tokens")
-    queries: int | None = Field(default=1, ge=1, le=1, description="one: that is what AR means")
+    queries: int = Field(default=1, ge=1, le=1, description="one: that is what AR means")
 
 
 def _smallest(x: NDArray[np.float64], count: int) -> I64:

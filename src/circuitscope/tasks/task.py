@@ -5,16 +5,17 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from circuitscope.errors import UserError, unknown
+from circuitscope.section import Section
 from circuitscope.tasks.batch import Batch
 from circuitscope.tasks.streams import I64, order, stream_key, words
 
 Split = Literal["train", "validation", "test"]
 
 
-class Task(BaseModel):
+class Task(Section):
     """Fields every task has. Subclasses add their own and `generate` examples by index.
 
     A task with `examples=n` trains on n examples, reshuffled each epoch; with None it never repeats.
@@ -22,7 +23,6 @@ class Task(BaseModel):
     aside, which matters only for tiny vocabularies).
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     current_version: ClassVar[int] = 1
 
     name: str
@@ -60,8 +60,8 @@ class Task(BaseModel):
         size = 64 if size is None else size
         if split not in get_args(Split):
             raise unknown("split", split, get_args(Split))
-        if step < 0 or size < 1:
-            raise UserError(f"batch needs step >= 0 and size >= 1, got step {step} and size {size}")
+        if step < 0 or size < 1 or step * size + size >= 2**63:
+            raise UserError(f"batch needs step >= 0, size >= 1 and step · size < 2^63, got step {step} and size {size}")
         key = stream_key(self.name, self.version, split, 0 if seed is None else seed)
         index = step * size + np.arange(size, dtype=np.int64)
         if self.examples is not None and split == "train":

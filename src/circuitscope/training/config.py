@@ -2,13 +2,13 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from circuitscope.section import Section
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(Section):
     """How a run is optimized, evaluated and saved."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     steps: int = Field(default=1500, ge=1, lt=10**8, description="optimizer steps")
     batch_size: int = Field(default=64, ge=1, description="examples a step")

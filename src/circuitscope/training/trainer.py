@@ -40,6 +40,8 @@ def train(
     """Trains a new run from its config and returns it."""
     device = choose_device(config.train.device)
     check_trackers(config)
+    with torch.device("meta"):
+        HookedLM(config.model)  # sizes that cannot be fail here, before there is a run
     threads = config.train.threads or torch.get_num_threads()
     run = create_run(config, root=root, name=name, device=device.type, threads=threads)
     _train(run, config, device, progress or Silent())

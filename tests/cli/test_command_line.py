@@ -1,0 +1,291 @@
+"""The command line: what it prints, how it refuses, and what it does not import."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from circuitscope.cli import main as program
+from circuitscope.config import RunConfig
+from circuitscope.training.run import Run
+
+EXECUTABLE = Path(sys.executable).with_name("circuitscope")
+
+
+class Result:
+    def __init__(self, code: int, out: str, err: str):
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def circuitscope(monkeypatch, capsys, tmp_path):
+    """Runs the program in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CIRCUITSCOPE_RUNS", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["circuitscope", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            program.main()
+        printed = capsys.readouterr()
+        return Result(stop.value.code or 0, printed.out, printed.err)
+
+    return run
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_tasks_lists_every_task_with_its_options(circuitscope):
+    result = circuitscope("tasks")
+    assert result.code == 0
+    for expected in ("ar", "induction", "mqar", "pairs", "repeats", "shared_vocabulary"):
+        assert expected in result.out
+
+
+@pytest.mark.parametrize(
+    ("name", "legend"),
+    [
+        ("mqar", ["filler", "key", "value", "query", "label"]),
+        ("ar", ["filler", "key", "value", "query", "label"]),
+        ("induction", ["start", "block", "label"]),
+    ],
+)
+def test_show_prints_tokens_over_labels_and_a_legend_of_the_roles(circuitscope, name, legend):
+    result = circuitscope("tasks", "show", name, "--examples", "3")
+    lines = plain(result.out).splitlines()
+    assert result.code == 0
+    tokens, labels = ([x.split()[1:] for x in lines if x.startswith(k)] for k in ("tokens", "labels"))
+    assert len(tokens) == len(labels) == 3
+    for row, marks in zip(tokens, labels, strict=True):
+        assert len(row) == len(marks)
+        assert any(m != "·" for m in marks)
+        assert all(t.isdecimal() for t in row)
+    assert lines[-1].split() == legend
+
+
+def test_show_prints_the_examples_the_task_makes(circuitscope):
+    import circuitscope as cs
+
+    result = circuitscope("tasks", "show", "mqar", "--length", 16, "--pairs", 2, "--step", 3, "--set", "filler=zero")
+    batch = cs.task("mqar", length=16, pairs=2, vocab_size=64, filler="zero").batch(3, size=2)
+    rows = [x.split() for x in plain(result.out).splitlines()]
+    assert [[int(t) for t in r[1:]] for r in rows if r and r[0] == "tokens"] == batch.tokens.tolist()
+    shown = [[-100 if t == "·" else int(t) for t in r[1:]] for r in rows if r and r[0] == "labels"]
+    assert shown == batch.labels.tolist()
+
+
+def test_show_colours_each_role(monkeypatch, circuitscope):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out = circuitscope("tasks", "show", "mqar", "--examples", "1").out
+    styles = set(re.findall(r"\x1b\[([0-9;]+)m *\d+", out))
+    assert {"1;36", "1;33", "1;35", "2"} <= styles  # keys cyan, values and labels yellow, queries magenta, filler dim
+
+
+def test_dry_run_prints_the_resolved_config_and_makes_no_run(circuitscope, tmp_path):
+    result = circuitscope("train", "--dry-run")
+    assert (result.code, result.err) == (0, "")
+    assert RunConfig.parse(yaml.safe_load(result.out)) == RunConfig()
+    assert list(tmp_path.iterdir()) == []
+
+
+FLAGS = {
+    "--layers 3": ("model.n_layers", 3),
+    "--d-model 32": ("model.d_model", 32),
+    "--heads 4": ("model.mixers.0.n_heads", 4),
+    "--positions rope": ("model.positions", "rope"),
+    "--mixers attention,attention,attention": ("model.n_layers", 3),
+    "--task ar": ("task.name", "ar"),
+    "--length 128": ("task.length", 128),
+    "--pairs 8": ("task.pairs", 8),
+    "--vocab-size 100": ("task.vocab_size", 100),
+    "--examples 500": ("task.examples", 500),
+    "--examples none": ("task.examples", None),
+    "--steps 7": ("train.steps", 7),
+    "--batch-size 5": ("train.batch_size", 5),
+    "--lr 0.5": ("train.lr", 0.5),
+    "--seed 9": ("train.seed", 9),
+    "--early-stop 0.9": ("train.early_stop", 0.9),
+    "--device cpu": ("train.device", "cpu"),
+    "--threads 2": ("train.threads", 2),
+    "--save-every 3": ("train.save_every", 3),
+    "--save-schedule log": ("train.save_schedule", "log"),
+    "--resume-every 11": ("train.resume_every", 11),
+    "--keep-resume 2": ("train.keep_resume", 2),
+    "--tensorboard": ("train.tensorboard", True),
+    "--wandb project": ("train.wandb", "project"),
+    "--set model.d_model=128": ("model.d_model", 128),
+    "--set model.mixers.1.n_heads=2 --mixers attention,attention": ("model.mixers.1.n_heads", 2),
+    "--set task.filler=random": ("task.filler", "random"),
+    "--set train.clip=null": ("train.clip", None),
+    "--set train.lr=1e-3": ("train.lr", 1e-3),
+    "--pairs 8 --set task.pairs=2": ("task.pairs", 2),
+}
+
+
+@pytest.mark.parametrize("flags", list(FLAGS))
+def test_a_flag_changes_its_field_of_the_config(circuitscope, flags):
+    path, expected = FLAGS[flags]
+    result = circuitscope("train", "--dry-run", *flags.split())
+    assert (result.code, result.err) == (0, "")
+    value = yaml.safe_load(result.out)
+    for part in path.split("."):
+        value = value[int(part) if isinstance(value, list) else part]
+    assert value == expected
+    assert result.out != circuitscope("train", "--dry-run").out or flags == "--examples none"
+
+
+def test_a_config_file_is_repeated_and_flags_change_it(circuitscope, tmp_path):
+    config = RunConfig.build(pairs=2, n_heads=4, d_model=16, lr=0.25)
+    (tmp_path / "config.yaml").write_text(config.dump())
+    assert circuitscope("train", "config.yaml", "--dry-run").out == config.dump()
+    changed = yaml.safe_load(circuitscope("train", "config.yaml", "--dry-run", "--heads", 2, "--layers", 2).out)
+    assert [m["n_heads"] for m in changed["model"]["mixers"]] == [2, 2]
+    assert (changed["train"]["lr"], changed["task"]["pairs"]) == (0.25, 2)
+
+
+BAD = {
+    "train --d-model 63 --heads 2": "n_heads must divide d_model = 63",
+    "train --dry-run --pairs 17": "16",
+    "train --dry-run --length 63": "63",
+    "train --dry-run --steps -1": "train.steps",
+    "train --dry-run --lr nan": "train.lr",
+    "train --dry-run --lr inf": "train.lr",
+    "train --dry-run --lr fast": "--lr",
+    "train --dry-run --examples some": "task.examples",
+    "train --dry-run --positions rotary": "rotary",
+    "train --dry-run --mixers atention": "did you mean 'attention'",
+    "train --dry-run --task mqra": "did you mean 'mqar'",
+    "train --dry-run --set model.d_modle=3": "did you mean 'model.d_model'",
+    "train --dry-run --set d_model": "KEY=VALUE",
+    "train --dry-run --set model.d_model=[": "model.d_model",
+    "train --dry-run --set train.lr=2001-99-99": "train.lr",
+    "train --dry-run --set model=5": "model",
+    "train --dry-run --device gpu": "gpu",
+    "train nowhere.yaml": "nowhere.yaml",
+    "train --resume nowhere": "nowhere",
+    "train --resume nowhere --steps 5": "--resume",
+    "train --stepz 5": "--steps",
+    "train --steps": "--steps",
+    "train one two": "two",
+    "trian": "train",
+    "tasks show mqra": "did you mean 'mqar'",
+    "tasks show": "name",
+    "tasks show mqar --pairs 9": "9",
+    "tasks show mqar --step -1": "-1",
+    "tasks show mqar --step 99999999999999999999": "99999999999999999999",
+    "tasks show mqar --examples 0": "examples",
+    "tasks show induction --pairs 3": "pairs",
+    "plot dynamics": "no runs",
+    "plot dynamics nowhere": "nowhere",
+}
+
+
+@pytest.mark.parametrize("arguments", list(BAD))
+def test_bad_input_is_one_line_and_exit_code_2(circuitscope, tmp_path, arguments):
+    result = circuitscope(*arguments.split())
+    assert result.code == 2, result.err
+    assert result.err.count("\n") == 1
+    assert result.err.startswith("circuitscope: ")
+    assert "Traceback" not in result.err
+    assert BAD[arguments] in result.err
+    assert result.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_config_file_with_a_flag_is_one_line(circuitscope, tmp_path):
+    for text in ("model: {mixers: []}", "model: 5", "- 1", "model: [1"):
+        (tmp_path / "bad.yaml").write_text(text)
+        result = circuitscope("train", "bad.yaml", "--dry-run", "--heads", "2")
+        assert (result.code, result.err.count("\n")) == (2, 1), (text, result.err)
+
+
+def test_debug_shows_where_an_error_came_from(monkeypatch):
+    from circuitscope.errors import UserError
+
+    monkeypatch.setattr(sys, "argv", ["circuitscope", "--debug", "tasks", "show", "mqra"])
+    with pytest.raises(UserError, match="mqra"):
+        program.main()
+
+
+def test_train_help_lists_every_group_and_every_option(circuitscope):
+    result = circuitscope("train", "--help")
+    out = plain(result.out)
+    assert result.code == 0
+    for group in ("Model", "Task", "Optimization", "Saving", "Run"):
+        assert re.search(rf"─ {group} ─", out), group
+    for flag in {word for flags in FLAGS for word in flags.split() if word.startswith("--")} | {"--resume", "--name"}:
+        assert flag in out, flag
+
+
+def test_a_run_a_plot_and_the_same_run_again(circuitscope, tmp_path):
+    small = "--length 16 --pairs 2 --vocab-size 16 --d-model 8 --layers 1 --steps 4 --batch-size 8 --save-every 2"
+    result = circuitscope("train", *small.split(), "--threads", 1, "--name", "one")
+    assert result.code == 0, result.err
+    assert "validation accuracy" in result.out
+    assert (tmp_path / "runs/one/checkpoints/step-00000004.safetensors").is_file()
+    assert circuitscope("train", "runs/one/config.yaml", "--name", "two").code == 0
+    first, second = (Run(tmp_path / "runs" / n).load(4).state_dict() for n in ("one", "two"))
+    assert all(torch.equal(first[n], second[n]) for n in first)
+    again = circuitscope("train", *small.split(), "--name", "one")
+    assert (again.code, again.err.count("\n")) == (2, 1)
+    assert "exists already" in again.err
+    drawn = circuitscope("plot", "dynamics")
+    assert drawn.code == 0
+    assert (tmp_path / "runs/two/figures/dynamics.png").is_file()
+    assert "runs/two" in drawn.out
+
+
+# Real processes.
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["tasks", "--help"], ["plot", "--help"], []])
+def test_help_imports_nothing_heavy(arguments):
+    script = (
+        "import sys\n"
+        "from circuitscope.cli.main import main\n"
+        f"sys.argv = ['circuitscope', *{arguments!r}]\n"
+        "try:\n    main()\n"
+        "except SystemExit:\n    pass\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'transformer_lens', 'pandas', 'matplotlib', 'yaml', 'safetensors'}\n"
+        "print('HEAVY', sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    loaded = set(re.findall(r"'(\w+)'", done.stdout.split("HEAVY")[1]))
+    assert not loaded
+    assert "Usage" in done.stdout + done.stderr
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    script = "import sys, circuitscope; print({'torch', 'numpy', 'pydantic'} & set(sys.modules), dir(circuitscope)[-1])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("set()"), done
+
+
+def test_the_installed_program_refuses_bad_input_with_one_line_and_code_2(tmp_path):
+    done = subprocess.run(
+        [EXECUTABLE, "train", "--dry-run", "--set", "task.pairs=99"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("circuitscope: pairs must be at most")
+
+
+def test_the_installed_program_stops_quietly_when_its_reader_goes_away(tmp_path):
+    command = f"{EXECUTABLE} tasks show mqar --examples 5000 | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.stdout.startswith("mqar")
+    assert "Traceback" not in done.stderr
+    assert "bug" not in done.stderr
