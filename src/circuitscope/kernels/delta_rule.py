@@ -98,10 +98,9 @@ def delta_phi(
     else:
         decay = segment_decay(g.transpose(1, 2).to(wide))
         reads, overlap = scale * q @ keys * decay, (k @ keys * decay).tril(-1)
-    phi = torch.linalg.solve_triangular(
-        beta[..., None] * overlap, reads, upper=False, left=False, unitriangular=True
-    )
-    return (phi * beta[..., None, :]).tril().to(out_dtype)
+    phi = torch.linalg.solve_triangular(beta[..., None] * overlap, reads, upper=False, left=False, unitriangular=True)
+    exact: Tensor = (phi * beta[..., None, :]).tril()
+    return exact.to(out_dtype)
 
 
 def delta_states(
@@ -160,7 +159,10 @@ def delta_path(device: torch.device | str, dtype: torch.dtype) -> tuple[str, str
     if device.type != "cuda":
         return "torch", f"chunked with triangular solves; fla's kernels need CUDA, the device is {device.type}"
     if dtype not in _HALF:
-        return "torch", f"chunked with triangular solves; fla's kernels do not serve {_name(dtype)}, only half precision"
+        return (
+            "torch",
+            f"chunked with triangular solves; fla's kernels do not serve {_name(dtype)}, only half precision",
+        )
     if _fla_kernel(device, dtype, gated=True) is None or _fla_kernel(device, dtype, gated=False) is None:
         return "torch", "chunked with triangular solves; flash-linear-attention is missing or does not import"
     if (device.type, dtype) in _refusals:
@@ -254,7 +256,7 @@ class _Chunk(torch.autograd.Function):
             S1 = (K if w is None else w * K).transpose(1, 2) @ U
             if S0 is not None:
                 S1 += S0 if e is None else e[:, -1:] * S0
-        kept = (QK, overlaps, beta_, R, U, S0, seen, decay, e, w)
+        kept = (QK, overlaps, beta_, R, U, S0, None if g is None else seen, decay, e, w)
         ctx.save_for_backward(system, *(None if part is None else part.to(dtype) for part in kept))
         ctx.scale = scale
         return _heads_back(out, batch).to(dtype), None if S1 is None else S1.unflatten(0, (batch, heads))
@@ -334,16 +336,15 @@ def _heads_first(part: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _heads_back(part: Tensor, batch: int) -> Tensor:
     """[batch · head, pos, d] to [batch, pos, head, d]."""
-    return part.unflatten(0, (batch, -1)).transpose(1, 2)
+    moved: Tensor = part.unflatten(0, (batch, -1)).transpose(1, 2)
+    return moved
 
 
 def _no_state(k: Tensor, v: Tensor) -> Tensor:
     return v.new_zeros(k.shape[0], k.shape[-2], k.shape[-1], v.shape[-1])
 
 
-def _scan(
-    k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, initial: Tensor | None, extra: Tensor | None
-) -> Tensor:
+def _scan(k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, initial: Tensor | None, extra: Tensor | None) -> Tensor:
     """S_t = (I − β_t k_t k_tᵀ) e^{g_t} S_{t−1} + β_t k_t v_tᵀ + extra_t, all of them."""
     S = _no_state(k, v) if initial is None else initial
     states = []
@@ -392,9 +393,7 @@ def _delta_by_fla(
     k, v, beta = k.to(q.dtype), v.to(q.dtype), beta.to(q.dtype)
     gate = {} if g is None else {"g": g.to(torch.promote_types(g.dtype, torch.float32))}
     state = None if initial is None else initial.to(torch.promote_types(initial.dtype, torch.float32))
-    out, _ = kernel(
-        q=q, k=k, v=v, beta=beta, scale=scale, initial_state=state, output_final_state=False, **gate
-    )
+    out, _ = kernel(q=q, k=k, v=v, beta=beta, scale=scale, initial_state=state, output_final_state=False, **gate)
     result: Tensor = out
     return result
 

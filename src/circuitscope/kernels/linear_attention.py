@@ -30,9 +30,7 @@ def taylor_features(x: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape featu
     return torch.cat([torch.ones_like(x[..., :1]), x * d**-0.25, square], dim=-1)
 
 
-def based_states(
-    k: Float[Tensor, "batch pos head d"], v: Float[Tensor, "batch pos head d_v"]
-) -> BasedStates:
+def based_states(k: Float[Tensor, "batch pos head d"], v: Float[Tensor, "batch pos head d_v"]) -> BasedStates:
     """The state after every position: (1 + d + d²)(d_v + 1) numbers per head and position, so for short inputs."""
     features = taylor_features(k)
     return BasedStates((features[..., :, None] * v[..., None, :]).cumsum(1), features.cumsum(1))

@@ -14,22 +14,25 @@ import operator
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any
 
-import llvmlite.ir as ir
+import llvmlite.ir as ir  # type: ignore[import-untyped]
 import numba
-import numba.core.cgutils as cgutils
 import torch
 import torch.nn.functional as F
-from numba.core import types
-from numba.core.typing.templates import ConcreteTemplate, infer_global
+from numba.core import cgutils, types
+from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 from torch import Tensor
 
 LANES = 8
 
-P = ParamSpec("P")
-R = TypeVar("R")
+# Numba says it is typed, but most of it is not.
+_settings: Any = numba.config
+_get_item_pointer: Any = cgutils.get_item_pointer
+_unpack_tuple: Any = cgutils.unpack_tuple
+_lower: Any = lower_builtin
+_signature: Any = signature
 
 # All of fast math that kernels get: a product and a sum may fuse. Numba puts its flags on every
 # instruction of a function: "reassoc" would cancel the rounding in exp2, and with "nnan" a NaN may
@@ -40,33 +43,32 @@ FASTMATH = {"contract"}
 # -- compiling and launching ------------------------------------------------------------------------
 
 
-def inlined(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a function that kernels call; its body is copied into the caller."""
-    return cast(Callable[P, R], numba.njit(inline="always", fastmath=FASTMATH)(function))
+def task(function: Callable[..., None]) -> Callable[..., None]:
+    """Compile the work of one thread: kernels call it inside their `numba.prange`."""
+    compiled: Callable[..., None] = numba.njit(fastmath=FASTMATH)(function)
+    return compiled
 
 
-def task(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile the work of one thread."""
-    return cast(Callable[P, R], numba.njit(fastmath=FASTMATH)(function))
-
-
-def kernel(function: Callable[P, R]) -> Callable[P, R]:
+def kernel(function: Callable[..., None]) -> Callable[..., None]:
     """Compile a function with a `numba.prange` over tasks and keep the machine code on disk.
 
-    At each call the thread count is torch's. Numba's own answer depends on the machine: it is never
-    larger than NUMBA_NUM_THREADS. The GIL is held, so two Python threads never launch at once.
+    Each call uses as many threads as torch does, or NUMBA_NUM_THREADS if that is fewer. The GIL is
+    held meanwhile, so two Python threads never launch at once.
     """
     try:
         compiled = numba.njit(parallel=True, cache=True, fastmath=FASTMATH)(function)
     except RuntimeError:  # no writable place for a cache
         compiled = numba.njit(parallel=True, fastmath=FASTMATH)(function)
 
-    def launch(*args: P.args, **kwargs: P.kwargs) -> R:
+    def launch(*args: Any) -> None:
         _prefer_openmp()
         if not compiled.signatures:
             _say_once_if_compiling(compiled)
-        numba.set_num_threads(max(1, min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)))
-        return cast(R, compiled(*args, **kwargs))
+        threads = torch.get_num_threads()
+        numba.set_num_threads(max(1, min(threads, _settings.NUMBA_NUM_THREADS)))  # type: ignore[no-untyped-call]
+        compiled(*args)
+        if torch.get_num_threads() != threads:  # Numba's first launch sets OpenMP's count, which is also torch's
+            torch.set_num_threads(threads)
 
     return launch
 
@@ -77,8 +79,8 @@ def _prefer_openmp() -> None:
     A layer named by the user (NUMBA_THREADING_LAYER, NUMBA_THREADING_LAYER_PRIORITY) stays.
     """
     chosen = "NUMBA_THREADING_LAYER" in os.environ or "NUMBA_THREADING_LAYER_PRIORITY" in os.environ
-    if not chosen and numba.config.THREADING_LAYER_PRIORITY == ["tbb", "omp", "workqueue"]:
-        numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+    if not chosen and _settings.THREADING_LAYER_PRIORITY == ["tbb", "omp", "workqueue"]:
+        _settings.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 
 _said_compiling = False
@@ -123,7 +125,7 @@ class Float32Vector(types.Type):  # type: ignore[misc]
     """LANES float32 numbers in registers."""
 
     def __init__(self) -> None:
-        super().__init__(name=f"float32x{LANES}")
+        super().__init__(name=f"float32x{LANES}")  # type: ignore[no-untyped-call]
 
 
 vector = Float32Vector()
@@ -131,10 +133,10 @@ _LLVM_VECTOR = ir.VectorType(ir.FloatType(), LANES)
 _LLVM_INTS = ir.VectorType(ir.IntType(32), LANES)
 
 
-@register_model(Float32Vector)
+@register_model(Float32Vector)  # type: ignore[no-untyped-call]
 class _Float32VectorModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, dmm: Any, fe_type: Any) -> None:
-        super().__init__(dmm, fe_type, _LLVM_VECTOR)
+        super().__init__(dmm, fe_type, _LLVM_VECTOR)  # type: ignore[no-untyped-call]
 
 
 def _splat(builder: Any, scalar: Any) -> Any:
@@ -149,12 +151,12 @@ def _constant(value: float) -> Any:
 def _define(function: Any, instruction: str) -> None:
     """`function` (operator.add, ...) on two vectors, or a vector and a float32."""
 
-    @infer_global(function)
+    @infer_global(function)  # type: ignore[no-untyped-call]
     class _Template(ConcreteTemplate):  # type: ignore[misc]
         cases = [  # noqa: RUF012
-            numba.core.typing.signature(vector, vector, vector),
-            numba.core.typing.signature(vector, vector, types.float32),
-            numba.core.typing.signature(vector, types.float32, vector),
+            _signature(vector, vector, vector),
+            _signature(vector, vector, types.float32),
+            _signature(vector, types.float32, vector),
         ]
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -165,7 +167,7 @@ def _define(function: Any, instruction: str) -> None:
         return getattr(builder, instruction)(a, b, flags=("contract",))
 
     for case in _Template.cases:
-        lower_builtin(function, *case.args)(lower)
+        _lower(function, *case.args)(lower)
 
 
 _define(operator.add, "fadd")
@@ -174,37 +176,55 @@ _define(operator.mul, "fmul")
 
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index_type: Any, index: Any) -> Any:
+    """The address of array[i, j, ...], without Numba's test for negative indices."""
     view = context.make_array(array_type)(context, builder, array)
     indices = [
         context.cast(builder, i, kind, types.intp)
-        for i, kind in zip(cgutils.unpack_tuple(builder, index), index_type, strict=True)
+        for i, kind in zip(_unpack_tuple(builder, index), index_type, strict=True)
     ]
-    scalar = cgutils.get_item_pointer(context, builder, array_type, view, indices, wraparound=False)
-    return builder.bitcast(scalar, _LLVM_VECTOR.as_pointer())
+    return _get_item_pointer(context, builder, array_type, view, indices, wraparound=False)
 
 
-@intrinsic
+def _instructions(function: Any) -> Any:
+    """A function of kernels given by the LLVM instructions it emits; to Python's type checker, anything."""
+    return intrinsic(function)
+
+
+@_instructions
 def load(typing_context, array, index):  # type: ignore[no-untyped-def]
     """load(array, (i, j, ...)): the LANES floats from array[i, j, ...] on."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.load(_pointer(context, builder, sig.args[0], args[0], sig.args[1], args[1]), align=4)
+        at = _pointer(context, builder, sig.args[0], args[0], sig.args[1], args[1])
+        return builder.load(builder.bitcast(at, _LLVM_VECTOR.as_pointer()), align=4)
 
     return vector(array, index), emit
 
 
-@intrinsic
+@_instructions
+def broadcast(typing_context, array, index):  # type: ignore[no-untyped-def]
+    """broadcast(array, (i, j, ...)): the one float array[i, j, ...] in every lane."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at = _pointer(context, builder, sig.args[0], args[0], sig.args[1], args[1])
+        return _splat(builder, builder.load(at))
+
+    return vector(array, index), emit
+
+
+@_instructions
 def store(typing_context, array, index, value):  # type: ignore[no-untyped-def]
     """store(array, (i, j, ...), vector)."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        builder.store(args[2], _pointer(context, builder, sig.args[0], args[0], sig.args[1], args[1]), align=4)
+        at = _pointer(context, builder, sig.args[0], args[0], sig.args[1], args[1])
+        builder.store(args[2], builder.bitcast(at, _LLVM_VECTOR.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(array, index, value), emit
 
 
-@intrinsic
+@_instructions
 def splat(typing_context, scalar):  # type: ignore[no-untyped-def]
     """The same float32 in every lane."""
 
@@ -214,7 +234,7 @@ def splat(typing_context, scalar):  # type: ignore[no-untyped-def]
     return vector(scalar), emit
 
 
-@intrinsic
+@_instructions
 def lane_sum(typing_context, value):  # type: ignore[no-untyped-def]
     """The sum of the lanes, in a fixed order."""
 
@@ -234,7 +254,7 @@ def lane_sum(typing_context, value):  # type: ignore[no-untyped-def]
     return types.float32(value), emit
 
 
-@intrinsic
+@_instructions
 def magnitude(typing_context, value):  # type: ignore[no-untyped-def]
     """|value|, lane by lane."""
 
@@ -254,7 +274,7 @@ _POLYNOMIAL = (1.0, 0.6931469775983289, 0.2402224208402667, 0.055507337438817084
 _ROUND = 1.5 * 2**23 + 127
 
 
-@intrinsic
+@_instructions
 def exp2(typing_context, value):  # type: ignore[no-untyped-def]
     """2^z, lane by lane, to 2 units in the last place.
 

@@ -27,7 +27,7 @@ Discretization = Literal["zoh", "bilinear"]
 
 
 class S4DParams(NamedTuple):
-    """What fixes one S4D layer, all real: A = −exp(log_A_real) + i A_imag, C = C[..., 0] + i C[..., 1], Δ = e^{log_dt}."""
+    """What fixes one S4D layer, all real: A = −exp(log_A_real) + i A_imag, C as (re, im), Δ = e^{log_dt}."""
 
     log_A_real: Float[Tensor, "channel state"]
     A_imag: Float[Tensor, "channel state"]
@@ -68,9 +68,7 @@ def s4d_kernel_reference(params: S4DParams, length: int) -> Float[Tensor, "chann
     return s4d_readout(s4d_states(impulse, params), params)[0].T
 
 
-def s4d_states(
-    u: Float[Tensor, "batch pos channel"], params: S4DParams
-) -> Complex[Tensor, "batch pos channel state"]:
+def s4d_states(u: Float[Tensor, "batch pos channel"], params: S4DParams) -> Complex[Tensor, "batch pos channel state"]:
     """h_t = Ā h_{t−1} + B̄ u_t for every t, differentiable; O(batch · pos · channel · state) memory."""
     A_bar, B_bar, _ = _discretize(params)
     dtype = u.dtype.to_complex()

@@ -12,23 +12,32 @@ are differentiable once, the torch paths any number of times. No modules, no pro
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float
 from numba import prange
 from torch import Tensor
 
-from circuitscope.kernels.numba_simd import LANES, exp2, kernel, lane_sum, load, magnitude, pad_last, splat, store, task
+from circuitscope.kernels.numba_simd import (
+    LANES,
+    broadcast,
+    exp2,
+    kernel,
+    lane_sum,
+    load,
+    magnitude,
+    pad_last,
+    splat,
+    store,
+    task,
+)
 
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
-
 CHUNK = 16  # positions between two saved states; backward recomputes what lies between
-_CPU_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-# -- reference ----------------------------------------------------------------------------------------
+# -- references ---------------------------------------------------------------------------------------
 
 
 def selective_scan_reference(
@@ -40,7 +49,7 @@ def selective_scan_reference(
     D: Float[Tensor, " channel"] | None = None,
     initial: Float[Tensor, "batch channel state"] | None = None,
 ) -> Float[Tensor, "batch pos channel"]:
-    """The two equations above, one position after the other."""
+    """The first two equations above, one position after the other. initial is h before the first position."""
     h = x.new_zeros(x.shape[0], *A.shape) if initial is None else initial
     y = []
     for t in range(x.shape[1]):
@@ -48,6 +57,28 @@ def selective_scan_reference(
         y.append(torch.einsum("ben,bn->be", h, C[:, t]))
     out = torch.stack(y, dim=1) if y else torch.zeros_like(x)
     return out if D is None else out + D * x
+
+
+def selective_scan_phi_reference(
+    dt: Float[Tensor, "batch pos channel"],
+    A: Float[Tensor, "channel state"],
+    B: Float[Tensor, "batch pos state"],
+    C: Float[Tensor, "batch pos state"],
+    D: Float[Tensor, " channel"] | None = None,
+) -> Float[Tensor, "batch channel dest src"]:
+    """The third equation above, one state after the other.
+
+    Σ_{k=j+1..i} Δ_k is summed from j on: a difference of two long sums would lose its digits.
+    """
+    length = dt.shape[1]
+    delta = dt.mT
+    lower = torch.ones(length, length, dtype=torch.bool, device=dt.device).tril()
+    between = delta[..., None].expand(*delta.shape, length).masked_fill(~lower.tril(-1), 0).cumsum(-2)
+    phi = torch.zeros_like(between)
+    for n in range(A.shape[1]):
+        decay = torch.exp(between * A[:, n, None, None]).masked_fill(~lower, 0)
+        phi = phi + C[:, None, :, None, n] * decay * (delta * B[:, None, :, n])[:, :, None, :]
+    return phi if D is None else phi + torch.diag_embed(D[:, None].expand(-1, length))
 
 
 # -- the scan -----------------------------------------------------------------------------------------
@@ -62,18 +93,210 @@ def selective_scan(
     D: Float[Tensor, " channel"] | None = None,
     initial: Float[Tensor, "batch channel state"] | None = None,
 ) -> Float[Tensor, "batch pos channel"]:
-    """y of h_t = exp(Δ_t A) ⊙ h_{t−1} + Δ_t B_t x_t, y_t = C_t·h_t + D x_t, differentiable in every argument."""
+    """y of h_t = exp(Δ_t A) ⊙ h_{t−1} + Δ_t B_t x_t, y_t = C_t·h_t + D x_t, differentiable in every argument.
+
+    Half-precision tensors on a CPU are computed in float32 and returned in their own dtype.
+    """
+    _check(dt, A, B, C, D, x, initial)
     path, _ = selective_scan_path(x.device, x.dtype)
+    if path == "mamba-ssm" and initial is None:
+        try:
+            return _scan_by_mamba_ssm(x, dt, A, B, C, D)
+        except Exception:  # whatever it refuses (a state size, a device, a missing driver), torch can do
+            pass
     if path == "numba":
-        args = [None if a is None else a.float() for a in (x, dt, A, B, C, D, initial)]
+        args = [None if tensor is None else tensor.float() for tensor in (x, dt, A, B, C, D, initial)]
         y: Tensor = _SelectiveScan.apply(*args)  # type: ignore[no-untyped-call]
         return y.to(x.dtype)
     return selective_scan_reference(x, dt, A, B, C, D, initial)
 
 
 def selective_scan_path(device: torch.device | str, dtype: torch.dtype) -> tuple[str, str]:
-    """The path a call with tensors like these takes, and why."""
-    return "numba", ""
+    """The path that tensors like these take ("numba", "mamba-ssm" or "torch"), and why."""
+    kind = torch.device(device).type
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return "torch", f"the kernels compute in float32, not in {str(dtype).removeprefix('torch.')}"
+    if kind == "cpu":
+        return "numba", "float32 on the CPU"
+    if kind != "cuda":
+        return "torch", f"no kernel for the device {kind}"
+    if _mamba_ssm() is None:
+        return "torch", "mamba-ssm cannot be imported"
+    return "mamba-ssm", "a CUDA device, and mamba-ssm is installed"
+
+
+def _mamba_ssm() -> Any:
+    """mamba-ssm's fused function, or None: without a driver its import fails in many ways."""
+    try:
+        from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+    except Exception:
+        return None
+    return selective_scan_fn
+
+
+def _scan_by_mamba_ssm(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> Tensor:
+    """mamba-ssm has positions last, one dtype for what varies in time, and float32 for A and D."""
+    u, delta, b, c = (tensor.to(x.dtype).mT.contiguous() for tensor in (x, dt, B, C))
+    y: Tensor = _mamba_ssm()(u, delta, A.float(), b, c, None if D is None else D.float(), delta_softplus=False)
+    return y.mT
+
+
+def _check(
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    x: Tensor | None = None,
+    initial: Tensor | None = None,
+) -> None:
+    """The kernels load without looking: every shape must fit before they start."""
+    if dt.ndim != 3 or A.ndim != 2:
+        raise ValueError(
+            f"dt is [batch, pos, channel] and A is [channel, state], not {list(dt.shape)} and {list(A.shape)}"
+        )
+    batch, length, channels = dt.shape
+    states = A.shape[1]
+    expected = {
+        "A": (A, (channels, states)),
+        "B": (B, (batch, length, states)),
+        "C": (C, (batch, length, states)),
+        "D": (D, (channels,)),
+        "x": (x, (batch, length, channels)),
+        "initial": (initial, (batch, channels, states)),
+    }
+    for name, (tensor, shape) in expected.items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(shape)} from dt and A")
+
+
+# -- states -------------------------------------------------------------------------------------------
+
+
+def selective_scan_states(
+    x: Float[Tensor, "batch pos channel"],
+    dt: Float[Tensor, "batch pos channel"],
+    A: Float[Tensor, "channel state"],
+    B: Float[Tensor, "batch pos state"],
+    initial: Float[Tensor, "batch channel state"] | None = None,
+    added: Float[Tensor, "batch pos channel state"] | None = None,
+) -> Float[Tensor, "batch pos channel state"]:
+    """Every h_t = exp(Δ_t A) ⊙ h_{t−1} + Δ_t B_t x_t + added_t, differentiable, in torch on every device."""
+    _check(dt, A, B, B, None, x, initial)
+    h = x.new_zeros(x.shape[0], *A.shape) if initial is None else initial
+    states = []
+    for t in range(x.shape[1]):
+        h = torch.exp(dt[:, t, :, None] * A) * h + (dt[:, t] * x[:, t])[..., None] * B[:, t, None, :]
+        if added is not None:
+            h = h + added[:, t]
+        states.append(h)
+    return torch.stack(states, dim=1) if states else x.new_zeros(*x.shape, A.shape[1])
+
+
+def selective_scan_with_state_edit(
+    x: Float[Tensor, "batch pos channel"],
+    dt: Float[Tensor, "batch pos channel"],
+    A: Float[Tensor, "channel state"],
+    B: Float[Tensor, "batch pos state"],
+    C: Float[Tensor, "batch pos state"],
+    D: Float[Tensor, " channel"] | None,
+    edit: Callable[[Tensor], Tensor],
+    initial: Float[Tensor, "batch channel state"] | None = None,
+) -> Float[Tensor, "batch pos channel"]:
+    """The scan with its states passed once through `edit`, whose changes travel on to later positions.
+
+    With h the states of the plain scan [batch, pos, channel, state] and δ = edit(h) − h, the scan runs
+    again with δ added where it was made:
+
+        h″_t = exp(Δ_t A) ⊙ h″_{t−1} + Δ_t B_t x_t + δ_t,    y_t = C_t·h″_t + D x_t.
+
+    So an edit at one position holds there exactly and decays from there on. Where several positions are
+    edited, a later one sees the plain states, and its change comes on top of what the earlier ones send:
+    replacing h_t by v gives h″_t = v plus the propagated effect of the edits before t.
+    """
+    h = selective_scan_states(x, dt, A, B, initial)
+    change = edit(h) - h
+    h = selective_scan_states(x, dt, A, B, initial, change)
+    y = torch.einsum("blen,bln->ble", h, C)
+    return y if D is None else y + D * x
+
+
+# -- Φ ------------------------------------------------------------------------------------------------
+
+
+def selective_scan_phi(
+    dt: Float[Tensor, "batch pos channel"],
+    A: Float[Tensor, "channel state"],
+    B: Float[Tensor, "batch pos state"],
+    C: Float[Tensor, "batch pos state"],
+    D: Float[Tensor, " channel"] | None = None,
+) -> Float[Tensor, "batch channel dest src"]:
+    """Φ of every channel given, lower-triangular: Σ_j Φ_ij x_j = y_i. Differentiable in every argument.
+
+    Row by row, h_j ← exp(Δ_i A) ⊙ h_j, Φ_ij = C_i·h_j: channel · state · L exponentials, all of them at
+    most 1, and no state axis in memory. Channels are independent, so pass slices of dt, A and D to bound
+    the result.
+    """
+    _check(dt, A, B, C, D)
+    if selective_scan_path(dt.device, dt.dtype)[0] != "numba":
+        return selective_scan_phi_reference(dt, A, B, C, D)
+    args = [None if tensor is None else tensor.float() for tensor in (dt, A, B, C, D)]
+    phi: Tensor = _SelectiveScanPhi.apply(*args)  # type: ignore[no-untyped-call]
+    return phi.to(dt.dtype)
+
+
+@torch.no_grad()
+def selective_scan_phi_reduced(
+    dt: Float[Tensor, "batch pos channel"],
+    A: Float[Tensor, "channel state"],
+    B: Float[Tensor, "batch pos state"],
+    C: Float[Tensor, "batch pos state"],
+    D: Float[Tensor, " channel"] | None = None,
+    how: Literal["mean_abs", "mean"] = "mean_abs",
+) -> Float[Tensor, "batch dest src"]:
+    """The mean over channels of |Φ| or of Φ, without a channel axis in memory and without gradients."""
+    _check(dt, A, B, C, D)
+    if how not in ("mean_abs", "mean"):
+        raise ValueError(f'how is "mean_abs" or "mean", not {how!r}')
+    batch, length, channels = dt.shape
+    if selective_scan_path(dt.device, dt.dtype)[0] != "numba":
+        total = dt.new_zeros(batch, length, length)
+        for at in range(channels):
+            e = slice(at, at + 1)
+            phi = selective_scan_phi_reference(dt[..., e], A[e], B, C, None if D is None else D[e])
+            total += (phi.abs() if how == "mean_abs" else phi).sum(1)
+        return total / channels
+    out = torch.zeros(batch, length, length)
+    width = 64 if batch * length >= 256 else 2 * LANES  # columns of a task
+    _phi_reduced(*_phi_arrays(dt, A, B, C, D), out.numpy(), width, how == "mean_abs")
+    return out.to(dt.dtype)
+
+
+@torch.no_grad()
+def selective_scan_phi_profile(
+    dt: Float[Tensor, "batch pos channel"],
+    A: Float[Tensor, "channel state"],
+    B: Float[Tensor, "batch pos state"],
+    C: Float[Tensor, "batch pos state"],
+    D: Float[Tensor, " channel"] | None = None,
+) -> Float[Tensor, "batch channel lag"]:
+    """The mean of |Φ_{i,i−lag}| over i, for every channel and lag, without Φ in memory and without gradients."""
+    _check(dt, A, B, C, D)
+    batch, length, channels = dt.shape
+    if selective_scan_path(dt.device, dt.dtype)[0] != "numba":
+        profile = dt.new_empty(batch, channels, length)
+        for at in range(channels):
+            e = slice(at, at + 1)
+            phi = selective_scan_phi_reference(dt[..., e], A[e], B, C, None if D is None else D[e]).abs()
+            for lag in range(length):
+                profile[:, e, lag] = phi.diagonal(-lag, -2, -1).mean(-1)
+        return profile
+    out = torch.zeros(batch, channels, length)
+    _phi_profile(*_phi_arrays(dt, A, B, C, D), out.numpy())
+    return out.to(dt.dtype)
+
+
+# -- the scan in Numba --------------------------------------------------------------------------------
 
 
 class _SelectiveScan(torch.autograd.Function):
@@ -108,7 +331,7 @@ class _SelectiveScan(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         *arrays, saved = ctx.saved_tensors
-        x, _, A, B, *_ = arrays
+        x, A = arrays[0], arrays[2]
         batch, length, padded = x.shape
         states, block, channels = len(A), _block(batch, padded), ctx.channels
         blocks = -(-padded // block)
@@ -156,9 +379,9 @@ def _forward_channels(b, first, last, x, dt, A, B, C, D, saved, y, save):  # typ
             total = skip * value
             value = delta * value
             for n in range(states):
-                state = exp2(delta * load(A2, (n, 0))) * load(h, (n, 0)) + value * B[b, t, n]
+                state = exp2(delta * load(A2, (n, 0))) * load(h, (n, 0)) + value * broadcast(B, (b, t, n))
                 store(h, (n, 0), state)
-                total = total + state * C[b, t, n]
+                total = total + state * broadcast(C, (b, t, n))
             store(y, (b, t, c), total)
 
 
@@ -209,7 +432,7 @@ def _backward_channels(  # type: ignore[no-untyped-def]
                 for n in range(states):
                     factor = exp2(delta * load(A2, (n, c)))
                     store(decay, (s, n, 0), factor)
-                    store(h, (s + 1, n, 0), factor * load(h, (s, n, 0)) + value * B[b, start + s, n])
+                    store(h, (s + 1, n, 0), factor * load(h, (s, n, 0)) + value * broadcast(B, (b, start + s, n)))
             skip = load(D, (first + c,))
             skip_grad = load(sumD, (c,))
             for s in range(steps - 1, -1, -1):
@@ -220,10 +443,10 @@ def _backward_channels(  # type: ignore[no-untyped-def]
                 out = load(gy, (b, t, first + c))
                 delta_grad, value_grad = zero, zero
                 for n in range(states):
-                    grad = load(g, (n, c)) + out * C[b, t, n]
+                    grad = load(g, (n, c)) + out * broadcast(C, (b, t, n))
                     store(sumC, (s, n, 0), load(sumC, (s, n, 0)) + load(h, (s + 1, n, 0)) * out)
                     store(sumB, (s, n, 0), load(sumB, (s, n, 0)) + grad * value)
-                    value_grad = value_grad + grad * B[b, t, n]
+                    value_grad = value_grad + grad * broadcast(B, (b, t, n))
                     grad = grad * load(decay, (s, n, 0))
                     store(g, (n, c), grad)
                     exponent = grad * load(h, (s, n, 0))
@@ -254,3 +477,193 @@ def _scan_backward(  # type: ignore[no-untyped-def]
         b, k = item // blocks, item % blocks
         last = min(k * block + block, channels)
         _backward_channels(b, k, k * block, last, x, dt, A, B, C, D, saved, gy, gx, gdt, gA, gB, gC, gD, g0)
+
+
+# -- Φ in Numba ---------------------------------------------------------------------------------------
+
+
+class _SelectiveScanPhi(torch.autograd.Function):
+    """Backward recomputes each channel's states, one state index at a time: two L × L scratch arrays a thread."""
+
+    @staticmethod
+    def forward(ctx: Any, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> Tensor:
+        batch, length, channels = dt.shape
+        phi = dt.new_empty(batch, channels, length, length)
+        _phi_forward(*_phi_arrays(dt, A, B, C, D), phi.numpy())
+        ctx.save_for_backward(dt, A, B, C)
+        ctx.has_D = D is not None
+        return phi
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        dt, A, B, C = ctx.saved_tensors
+        batch, length, channels = dt.shape
+        block = 16 if batch * channels >= 256 else 1
+        gdt = dt.new_zeros(batch, channels, length)
+        gA = dt.new_empty(batch, *A.shape)
+        gB, gC = (dt.new_zeros(batch, -(-channels // block), length, A.shape[1]) for _ in range(2))
+        delta, A2, b, c, _ = _phi_arrays(pad_last(dt.mT).mT, A, B, C, None)
+        out = (gdt, gA, gB, gC)
+        _phi_backward(delta, A2, b, c, grad.contiguous().numpy(), *(tensor.numpy() for tensor in out), block)
+        gD = grad.diagonal(dim1=-2, dim2=-1).sum((0, 2)) if ctx.has_D else None
+        return gdt.mT, gA.sum(0), gB.sum(1), gC.sum(1), gD
+
+
+def _phi_arrays(dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> tuple[Any, ...]:
+    """What the Φ kernels read: positions last in Δ, A · log₂e with its state axis padded for vectors."""
+    D = A.new_zeros(len(A)) if D is None else D
+    tensors = (dt.mT, pad_last(A.float() * LOG2_E), B, C, D)
+    return tuple(tensor.detach().float().contiguous().numpy() for tensor in tensors)
+
+
+@task
+def _next_row(b, e, i, first, width, dt, A2, B, C, D, decay, h, row):  # type: ignore[no-untyped-def]
+    """Row i of Φ in columns first .. first + width, into `row`. h[n, j − first] holds h_j of the row before."""
+    states = B.shape[2]
+    delta = dt[b, e, i]
+    for n in range(0, states, LANES):
+        store(decay, (n,), exp2(splat(delta) * load(A2, (e, n))))
+    for j in range(0, min(width, i - first), LANES):
+        total = splat(0.0)
+        for n in range(states):
+            state = load(h, (n, j)) * broadcast(decay, (n,))
+            store(h, (n, j), state)
+            total = total + state * broadcast(C, (b, i, n))
+        store(row, (j,), total)
+    if i - first < width:
+        diagonal = D[e]
+        for n in range(states):
+            h[n, i - first] = delta * B[b, i, n]
+            diagonal += delta * B[b, i, n] * C[b, i, n]
+        row[i - first] = diagonal
+
+
+@kernel
+def _phi_forward(dt, A2, B, C, D, phi):  # type: ignore[no-untyped-def]
+    batch, channels, length = dt.shape
+    padded = (length + LANES - 1) // LANES * LANES
+    for item in prange(batch * channels):
+        b, e = item // channels, item % channels
+        decay = np.empty(A2.shape[1], np.float32)
+        h = np.zeros((B.shape[2], padded), np.float32)
+        row = np.empty(padded, np.float32)
+        for i in range(length):
+            _next_row(b, e, i, 0, padded, dt, A2, B, C, D, decay, h, row)
+            out = phi[b, e, i]
+            for j in range(i + 1):
+                out[j] = row[j]
+            for j in range(i + 1, length):
+                out[j] = 0.0
+
+
+@task
+def _reduce_columns(b, first, width, dt, A2, B, C, D, out, absolute):  # type: ignore[no-untyped-def]
+    channels, length = dt.shape[1:]
+    decay = np.empty(A2.shape[1], np.float32)
+    h = np.empty((B.shape[2], width), np.float32)
+    row = np.empty(width, np.float32)
+    total = np.zeros((length - first, width), np.float32)
+    for e in range(channels):
+        h[:] = 0.0
+        row[:] = 0.0
+        for i in range(first, length):
+            _next_row(b, e, i, first, width, dt, A2, B, C, D, decay, h, row)
+            for j in range(0, min(width, i - first + 1), LANES):
+                entry = magnitude(load(row, (j,))) if absolute else load(row, (j,))
+                store(total, (i - first, j), load(total, (i - first, j)) + entry)
+    for i in range(first, length):
+        for j in range(min(width, i - first + 1)):
+            out[b, i, first + j] = total[i - first, j] / channels
+
+
+@kernel
+def _phi_reduced(dt, A2, B, C, D, out, width, absolute):  # type: ignore[no-untyped-def]
+    """A task is a block of columns together with its mirror image: long and short ones in equal shares."""
+    batch, _, length = dt.shape
+    blocks = (length + width - 1) // width
+    pairs = (blocks + 1) // 2
+    for item in prange(batch * pairs):
+        b, k = item // pairs, item % pairs
+        _reduce_columns(b, k * width, width, dt, A2, B, C, D, out, absolute)
+        if blocks - 1 - k != k:
+            _reduce_columns(b, (blocks - 1 - k) * width, width, dt, A2, B, C, D, out, absolute)
+
+
+@kernel
+def _phi_profile(dt, A2, B, C, D, out):  # type: ignore[no-untyped-def]
+    batch, channels, length = dt.shape
+    padded = (length + LANES - 1) // LANES * LANES
+    for item in prange(batch * channels):
+        b, e = item // channels, item % channels
+        decay = np.empty(A2.shape[1], np.float32)
+        h = np.zeros((B.shape[2], padded), np.float32)
+        row = np.empty(padded, np.float32)
+        sums = out[b, e]
+        for i in range(length):
+            _next_row(b, e, i, 0, padded, dt, A2, B, C, D, decay, h, row)
+            for j in range(i + 1):
+                sums[i - j] += abs(row[j])
+        for lag in range(length):
+            sums[lag] /= length - lag
+
+
+@task
+def _backward_phi_channels(b, k, first, last, dt, A2, B, C, gphi, gdt, gA, gB, gC):  # type: ignore[no-untyped-def]
+    """Adjoint of the row recurrence. With g_j = Σ_{i ≥ row} C_i ∂Φ_ij exp(…) carried upwards from the last row:
+
+    ∂C_i = Σ_j ∂Φ_ij h_j,  ∂(Δ_i A) = Σ_{j<i} g_j h_j,  ∂(Δ_i B_i) = g_i,  h_j as it stands in row i.
+    """
+    states, length, padded = B.shape[2], B.shape[1], dt.shape[2]
+    G = np.zeros((length, padded), np.float32)  # ∂Φ, zero above the diagonal
+    H = np.empty((length, padded), np.float32)  # h_j in row i for one n, zero from the diagonal on
+    decay = np.empty(padded, np.float32)
+    h = np.empty(padded, np.float32)
+    g = np.empty(padded, np.float32)
+    for e in range(first, last):
+        for i in range(length):
+            for j in range(i + 1):
+                G[i, j] = gphi[b, e, i, j]
+        for n in range(states):
+            rate = A2[e, n]
+            for i in range(0, padded, LANES):
+                store(decay, (i,), exp2(load(dt, (b, e, i)) * rate))
+                store(h, (i,), splat(0.0))
+                store(g, (i,), splat(0.0))
+            for i in range(length):
+                factor = decay[i]
+                for j in range(0, i + 1, LANES):
+                    state = load(h, (j,)) * factor
+                    store(h, (j,), state)
+                    store(H, (i, j), state)
+                h[i] = dt[b, e, i] * B[b, i, n]
+            rate_grad = np.float32(0.0)
+            for i in range(length - 1, -1, -1):
+                factor = decay[i]
+                weight = C[b, i, n]
+                delta = dt[b, e, i]
+                entered = g[i] + weight * G[i, i]
+                outputs, exponents = splat(0.0), splat(0.0)
+                for j in range(0, i + 1, LANES):
+                    state = load(H, (i, j))
+                    row = load(G, (i, j))
+                    grad = load(g, (j,)) + row * weight
+                    outputs = outputs + row * state
+                    exponents = exponents + grad * state
+                    store(g, (j,), grad * factor)
+                exponent = lane_sum(exponents)
+                rate_grad += exponent * delta
+                gdt[b, e, i] += exponent * rate * np.float32(LN_2) + entered * B[b, i, n]
+                gB[b, k, i, n] += entered * delta
+                gC[b, k, i, n] += lane_sum(outputs) + G[i, i] * delta * B[b, i, n]
+            gA[b, e, n] = rate_grad
+
+
+@kernel
+def _phi_backward(dt, A2, B, C, gphi, gdt, gA, gB, gC, block):  # type: ignore[no-untyped-def]
+    batch, channels = dt.shape[:2]
+    blocks = (channels + block - 1) // block
+    for item in prange(batch * blocks):
+        b, k = item // blocks, item % blocks
+        last = min(k * block + block, channels)
+        _backward_phi_channels(b, k, k * block, last, dt, A2, B, C, gphi, gdt, gA, gB, gC)

@@ -1,17 +1,15 @@
 """Causal depthwise convolution over a few positions, the token shift, and their matrices.
 
-Reference: short_conv_reference, torch's own grouped conv1d. The fast path stays channels-last, so nothing is
-transposed, and sums w shifted products in place. Long filters live in long_conv.
+Reference: short_conv_reference, torch's own grouped conv1d, which also serves a GPU and float64. The fast path is
+long_conv's loop over taps, which stays channels-last, so nothing is transposed.
 """
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from circuitscope.kernels.long_conv import toeplitz
+from circuitscope.kernels.long_conv import direct_conv, takes_direct_path, toeplitz
 
 
 def short_conv_reference(
@@ -32,45 +30,11 @@ def short_conv(
     """y_i = Σ_{t<w} weight[:, w−1−t] x_{i−t} + bias, with x zero before the first position.
 
     The last tap of `weight` is the current position, as in torch's conv1d, so published weights load unchanged
-    after dropping their middle axis of size 1.
+    after dropping their middle axis of size 1. The fast path is differentiable once.
     """
-    if x.device.type != "cpu":
-        return short_conv_reference(x, weight, bias)
-    y: Tensor = _ShortConv.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return y
-
-
-class _ShortConv(torch.autograd.Function):
-    """Keeps only x and the weight; one pass over memory per tap in both directions. Differentiable once."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        length, taps = x.shape[1], weight.t().contiguous().flip(0)  # taps[t] weighs x_{i−t}
-        y = x * taps[0] if bias is None else torch.addcmul(bias, x, taps[0])
-        for t in range(1, min(len(taps), length)):
-            y[:, t:].addcmul_(x[:, : length - t], taps[t])
-        ctx.save_for_backward(x, taps)
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # type: ignore[override]
-        x, taps = ctx.saved_tensors
-        length, reach = x.shape[1], min(len(taps), x.shape[1])
-        grad_x = grad_weight = None
-        if ctx.needs_input_grad[0]:
-            grad_x = grad * taps[0]
-            for t in range(1, reach):
-                grad_x[:, : length - t].addcmul_(grad[:, t:], taps[t])
-        if ctx.needs_input_grad[1]:
-            grad_taps = torch.zeros_like(taps)
-            product = torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
-            for t in range(reach):
-                kept = product[:, : length - t]
-                torch.mul(grad[:, t:], x[:, : length - t], out=kept)
-                grad_taps[t] = kept.sum((0, 1))
-            grad_weight = grad_taps.flip(0).t()
-        return grad_x, grad_weight, grad.sum((0, 1)) if ctx.needs_input_grad[2] else None
+    if takes_direct_path(x, weight.shape[1]):
+        return direct_conv(x, weight.flip(1), bias)
+    return short_conv_reference(x, weight, bias)
 
 
 def short_conv_phi(weight: Float[Tensor, "channel width"], length: int) -> Float[Tensor, "channel dest src"]:

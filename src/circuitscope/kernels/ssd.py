@@ -166,7 +166,8 @@ class _SegmentDecay(torch.autograd.Function):
         (decay,) = ctx.saved_tensors
         E = grad * decay
         E.diagonal(dim1=-2, dim2=-1).zero_()  # Γ_ii is 1 whatever log_a is
-        return (E.sum(-1) - E.sum(-2)).flip(-1).cumsum(-1).flip(-1)
+        d_log_a: Tensor = (E.sum(-1) - E.sum(-2)).flip(-1).cumsum(-1).flip(-1)
+        return d_log_a
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -211,7 +212,11 @@ def _ssd_chunked(
         side_by_side = (to_end * u).unflatten(3, (groups, each)).transpose(2, 3).flatten(4)  # b n g j kp
         added = B.transpose(-1, -2) @ side_by_side  # b n g s kp
         whole = total[..., -1].exp().unflatten(2, (groups, each))[..., None, :, None]  # b n g 1 k 1
-        S = added.new_zeros(batch, groups, state, each * d_head) if initial is None else _by_group(initial, groups)
+        S = (
+            added.new_zeros(batch, groups, state, each * d_head)
+            if initial is None
+            else _by_group(initial.to(dtype), groups)
+        )
         before = [S]
         for c in range(count - 1):
             S = (whole[:, c] * S.unflatten(-1, (each, d_head))).flatten(-2) + added[:, c]
@@ -229,12 +234,14 @@ def _cut(part: Tensor, count: int, size: int) -> Tensor:
     missing = count * size - part.shape[1]
     if missing:
         part = F.pad(part, (0, 0) * (part.ndim - 2) + (0, missing))
-    return part.unflatten(1, (count, size))
+    chunks: Tensor = part.unflatten(1, (count, size))
+    return chunks
 
 
 def _by_group(S: Tensor, groups: int) -> Tensor:
     """[batch, head, state, d_head] to [batch, group, state, heads of the group side by side]."""
-    return S.unflatten(1, (groups, -1)).transpose(2, 3).flatten(3)
+    grouped: Tensor = S.unflatten(1, (groups, -1)).transpose(2, 3).flatten(3)
+    return grouped
 
 
 def _per_head(part: Tensor, heads: int) -> Tensor:

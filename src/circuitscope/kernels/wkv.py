@@ -16,7 +16,8 @@ torch path any number of times.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import llvmlite.ir as ir
+import llvmlite.ir as ir  # type: ignore[import-untyped]
+import numba
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -26,9 +27,9 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from circuitscope.kernels.numba_simd import (
+    FASTMATH,
     LANES,
     exp2,
-    inlined,
     kernel,
     load,
     magnitude,
@@ -63,8 +64,8 @@ def wkv_states(
 ) -> WKVStates:
     """num_t, den_t and m_t of the recurrence above, one position after the other; differentiable in w, k and v."""
     keep, add, maximum = _scales(w, k)
-    pairs = _scan(keep, torch.stack([add * v, add], dim=-1))
-    return WKVStates(*pairs.unbind(-1), maximum)
+    states = _scan(keep, torch.stack([add * v, add], dim=-1))
+    return WKVStates(states[..., 0], states[..., 1], maximum)
 
 
 def wkv_readout(
@@ -109,8 +110,8 @@ def wkv_with_state_edit(
     """
     keep, add, maximum = _scales(w, k)
     states = _scan(keep, torch.stack([add * v, add], dim=-1))
-    delta = edit(states) - states
-    return wkv_readout(WKVStates(*(states + _scan(keep, delta)).unbind(-1), maximum), u, k, v)
+    states = states + _scan(keep, edit(states) - states)
+    return wkv_readout(WKVStates(states[..., 0], states[..., 1], maximum), u, k, v)
 
 
 def _scales(w: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -187,7 +188,7 @@ class _WKV(torch.autograd.Function):
     def forward(ctx: Any, w: Tensor, u: Tensor, k: Tensor, v: Tensor) -> Tensor:
         arrays = [pad_last(a) for a in (w, u, k, v)]
         y = torch.empty_like(arrays[2])
-        _wkv_forward(*(a.numpy() for a in arrays), y.numpy())
+        _wkv_forward(*(a.numpy() for a in (*arrays, y)))
         ctx.save_for_backward(*arrays)
         return y[..., : k.shape[-1]]
 
@@ -203,7 +204,12 @@ class _WKV(torch.autograd.Function):
         return gw.sum(0)[:channels], gu.sum(0)[:channels], gk[..., :channels], gv[..., :channels]
 
 
-@intrinsic
+# Numba says it is typed, but calls inside kernels are its own language.
+_instructions: Any = intrinsic
+_inner: Any = numba.njit(fastmath=FASTMATH)
+
+
+@_instructions
 def _quotient(typing_context, a, b):  # type: ignore[no-untyped-def]
     """a / b, lane by lane."""
 
@@ -213,7 +219,7 @@ def _quotient(typing_context, a, b):  # type: ignore[no-untyped-def]
     return vector(vector, vector), emit
 
 
-@intrinsic
+@_instructions
 def _choose(typing_context, d, a, b):  # type: ignore[no-untyped-def]
     """a where d > 0, else b, lane by lane."""
 
@@ -224,7 +230,7 @@ def _choose(typing_context, d, a, b):  # type: ignore[no-untyped-def]
     return vector(vector, vector, vector), emit
 
 
-@inlined
+@_inner
 def _two_sum(a, b):  # type: ignore[no-untyped-def]
     """a + b as a rounded sum and what the rounding left out, exactly (Knuth)."""
     total = a + b

@@ -8,11 +8,15 @@ from torch import nn
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.explain import explain
 from circuitscope.mixers.attention import Attention, AttentionConfig
+from circuitscope.mixers.mamba import Mamba, MambaConfig
 from circuitscope.mixers.mixer import Mixer, MixerConfig
 
 __all__ = ["Attention", "AttentionConfig", "Mixer", "MixerConfig", "build_mixer", "mixer_config", "names"]
 
-_MIXERS: dict[str, tuple[type[MixerConfig], type[nn.Module]]] = {"attention": (AttentionConfig, Attention)}
+_MIXERS: dict[str, tuple[type[MixerConfig], type[nn.Module]]] = {
+    "attention": (AttentionConfig, Attention),
+    "mamba": (MambaConfig, Mamba),
+}
 
 
 def names() -> list[str]:
