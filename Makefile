@@ -7,11 +7,15 @@ INSTALLED := .venv/.installed
 
 install: $(INSTALLED)
 
+# The last two are references for tests/oracles: their plain Python functions run on a CPU.
 # torch first and by itself: a plain range would pull gigabytes of CUDA packages.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps flash-linear-attention fla-core triton
+	MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE \
+	  $(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --no-deps mamba-ssm
 	touch $(INSTALLED)
 
 demo: install

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import circuitscope as cs
 from circuitscope.config import RunConfig, override, parse_assignments, read_yaml
+from circuitscope.mixers import AttentionConfig
 from circuitscope.models.config import ModelConfig
 from circuitscope.training.config import TrainConfig
 
@@ -121,7 +122,7 @@ def test_yaml_holds_every_field_so_that_later_defaults_change_nothing():
     assert set(data["model"]) == set(ModelConfig.model_fields)
     assert set(data["task"]) == set(type(cs.task("mqar")).model_fields)
     assert data["task"]["version"] == 1
-    assert [set(m) for m in data["model"]["mixers"]] == [{"name", "n_heads", "qkv_bias"}] * 2
+    assert [set(m) for m in data["model"]["mixers"]] == [set(AttentionConfig.model_fields)] * 2
 
 
 def test_the_default_run_is_a_two_layer_attention_model_on_mqar():

@@ -11,6 +11,7 @@ from circuitscope import mixers, tasks
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.explain import explain
 from circuitscope.models.config import ModelConfig
+from circuitscope.models.presets import PRESETS, expand_preset, named_model
 from circuitscope.tasks import Task
 from circuitscope.training.config import TrainConfig
 
@@ -34,7 +35,7 @@ class RunConfig(BaseModel):
         task = data["task"] = _task(data.get("task", "mqar"))
         model = data.get("model", {})
         if isinstance(model, str):
-            model = {"mixers": model}
+            model = named_model(model)
         if isinstance(model, dict):
             model = {"vocab_size": task.vocab_size, "max_length": task.max_length, **model}
         data["model"] = model
@@ -71,10 +72,13 @@ class RunConfig(BaseModel):
         order is train, task, model, mixer.
         """
         task = _task(task if task is not None else "mqar")
-        data: dict[str, Any] = {"task": task.describe(), "train": {}, "model": _model(model)}
-        mixer_specs = [_as_mapping(m) for m in data["model"]["mixers"]]
-        data["model"]["mixers"] = mixer_specs
-        mixer_fields = {f for m in mixer_specs for f in mixers.config_class(m["name"]).model_fields}
+        model = _model(model)
+        if "n_layers" in options and "preset" in model:
+            model["n_layers"] = options.pop("n_layers")
+        model = expand_preset(model)
+        specs = model["mixers"] = [mixers.as_mapping(m) for m in model["mixers"]]
+        data: dict[str, Any] = {"task": task.describe(), "train": {}, "model": model}
+        mixer_fields = {f for m in specs for f in mixers.config_class(m["name"]).model_fields}
         places = {
             "train": set(TrainConfig.model_fields),
             "task": set(type(task).model_fields),
@@ -85,9 +89,7 @@ class RunConfig(BaseModel):
             if place is not None:
                 data[place][key] = value
             elif key in mixer_fields:
-                for spec in mixer_specs:
-                    if key in mixers.config_class(spec["name"]).model_fields:
-                        spec[key] = value
+                mixers.set_option(specs, key, value)
             else:
                 raise unknown("option", key, set().union(*places.values(), mixer_fields) - {"name"})
         return cls.parse(data)
@@ -114,21 +116,17 @@ def _model(spec: Any) -> dict[str, Any]:
     if isinstance(spec, ModelConfig):
         return spec.model_dump(mode="json")
     if spec is None or isinstance(spec, str):
-        spec = {"mixers": spec or "attention"}
+        spec = named_model(spec or "attention")
     if not isinstance(spec, dict):
-        raise UserError(f"model: expected a name or a mapping, got {shown(spec)}; names: {', '.join(mixers.names())}")
+        raise UserError(f"model: expected a name or a mapping, got {shown(spec)}; names: {', '.join(PRESETS)}")
+    if "preset" in spec:
+        return dict(spec)
     listed = spec.get("mixers", "attention")
     if isinstance(listed, str):
         listed = [m.strip() for m in listed.split(",")]
     if not isinstance(listed, list | tuple):
         raise UserError(f"model.mixers: expected a list of mixers, got {shown(listed)}")
     return {**spec, "mixers": list(listed)}
-
-
-def _as_mapping(mixer: Any) -> dict[str, Any]:
-    return mixers.mixer_config(mixer).model_dump(mode="json", exclude_unset=True) | {
-        "name": mixers.mixer_config(mixer).name
-    }
 
 
 def read_yaml(path: Path) -> Any:
@@ -169,8 +167,13 @@ def override(data: Any, assignments: dict[str, Any]) -> Any:
     if not isinstance(data, dict):
         raise UserError(f"a config is a mapping with model, task and train, got {type(data).__name__}")
     data = _copy(data)
-    for path, value in assignments.items():
-        _assign(data, path.split("."), value, path)
+    late = [path for path in assignments if path.startswith("model.mixers.")]
+    for path in [p for p in assignments if p not in late]:
+        _assign(data, path.split("."), assignments[path], path)
+    if late and isinstance(data.get("model"), dict):
+        data["model"] = expand_preset(data["model"])
+    for path in late:
+        _assign(data, path.split("."), assignments[path], path)
     return data
 
 
@@ -190,7 +193,7 @@ def _assign(node: Any, parts: list[str], value: Any, path: str) -> None:
             continue
         child = node[key] if isinstance(node, list) else node.get(key, "attention" if key == "mixers" else {})
         if isinstance(child, str):
-            opened: dict[str, Any] = {"model": {"mixers": child}, "mixers": [m.strip() for m in child.split(",")]}
+            opened: dict[str, Any] = {"model": named_model(child), "mixers": [m.strip() for m in child.split(",")]}
             child = opened.get(key, {"name": child})
         node[key] = child
         _assign(child, rest, value, path)

@@ -13,10 +13,14 @@ def train(
         Path | None,
         typer.Argument(help="A config file, for example runs/NAME/config.yaml to repeat a run.", show_default=False),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model; `circuitscope models` lists them.", rich_help_panel=_MODEL, show_default="attention"),
+    ] = None,
     mixers: Annotated[
         str | None,
         typer.Option(
-            help="Token mixer of every layer, or one per layer: attention,attention.",
+            help="Or a token mixer for every layer, or one per layer: mamba,attention.",
             rich_help_panel=_MODEL,
             show_default="attention",
         ),
@@ -144,6 +148,7 @@ def train(
     or stopped, it continues with --resume to the same bits.
     """
     flags = {
+        "model.preset": model,
         "model.mixers": mixers,
         "model.n_layers": layers,
         "model.d_model": d_model,
@@ -168,6 +173,8 @@ def train(
         "train.tensorboard": tensorboard or None,
         "train.wandb": wandb,
     }
+    if model is not None and mixers is not None:
+        raise typer.BadParameter("give --model or --mixers, not both")
     given: dict[str, Any] = {path: value for path, value in flags.items() if value is not None}
     _run(config, given, assign or [], resume, name, runs, dry_run)
 

@@ -32,11 +32,12 @@ def fused_attention(
     On a GPU in half precision and without a bias this is flash-attn where it is installed; otherwise
     torch's scaled_dot_product_attention.
     """
-    if bias is None and q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
-        flash = _flash_attn()
-        if flash is not None:
-            out: Tensor = flash(q, k, v, causal=True)
+    if bias is None and attention_path(q.device, q.dtype)[0] == "flash-attn":
+        try:
+            out: Tensor = _flash_attn()(q, k, v, causal=True)
             return out
+        except Exception:  # a head size or a device it refuses: torch can do it
+            pass
     mask = None
     if bias is not None:
         length = q.shape[1]
@@ -46,6 +47,17 @@ def fused_attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, is_causal=mask is None
     )
     return z.transpose(1, 2)
+
+
+def attention_path(device: torch.device | str, dtype: torch.dtype) -> tuple[str, str]:
+    """The fused path that tensors like these take ("flash-attn" or "torch"), and why."""
+    if torch.device(device).type != "cuda":
+        return "torch", "scaled_dot_product_attention; flash-attn needs a CUDA device"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return "torch", f"flash-attn takes half precision, not {str(dtype).removeprefix('torch.')}"
+    if _flash_attn() is None:
+        return "torch", "flash-attn cannot be imported"
+    return "flash-attn", "a CUDA device in half precision, and flash-attn is installed"
 
 
 def _flash_attn() -> Any:

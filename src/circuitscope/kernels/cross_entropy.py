@@ -29,7 +29,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """Forward keeps p − onehot; backward is two matrix products. Differentiable once."""
 
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
     def forward(ctx: Any, x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
         p = x @ weight.T
         p -= p.amax(dim=1, keepdim=True)
@@ -44,7 +44,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    @torch.amp.custom_bwd(device_type="cpu")
+    @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         x, weight, p = ctx.saved_tensors
         grad = grad / len(p)

@@ -1,8 +1,9 @@
-"""Causal softmax attention: Φ is the pattern itself."""
+"""Causal softmax attention: Φ is the pattern itself; short convs before the projections where asked."""
 
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
 from pydantic import Field
@@ -11,19 +12,27 @@ from torch import Tensor, nn
 from circuitscope.errors import UserError
 from circuitscope.hooks import HookPoint, wanted
 from circuitscope.kernels.attention import causal_scores, fused_attention
+from circuitscope.kernels.short_conv import short_conv, short_conv_phi
 from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Factor, Heads, mix
+from circuitscope.mixers.phi import Factor, Heads, convolve, mix
 from circuitscope.mixers.positions import alibi, rotate
+
+Stream = Float[Tensor, "batch pos d_model"]
 
 
 class AttentionConfig(MixerConfig):
-    """softmax(QKᵀ/√d) V, causal."""
+    """softmax(QKᵀ/√d) V, causal; each of Q, K, V reads x or a short conv of x."""
 
     needs_positions: ClassVar[bool] = True
 
     name: Literal["attention"] = "attention"
     n_heads: int = Field(default=1, ge=1, description="attention heads; must divide d_model")
     qkv_bias: bool = Field(default=True, description="bias in the query, key and value projections")
+    conv_on: Literal["", "q", "k", "v", "qk", "qv", "kv", "qkv"] = Field(
+        default="", description="which of Q, K, V read a short conv of the stream instead of the stream"
+    )
+    conv_width: int = Field(default=4, ge=1, description="taps of each short conv")
+    conv_activation: bool = Field(default=False, description="SiLU after each short conv")
 
 
 class Attention(nn.Module):
@@ -31,12 +40,20 @@ class Attention(nn.Module):
 
     `hook_attn_scores`, `hook_pattern` and `hook_phi` fire only when listened to; then the pattern is
     built, goes through both hooks in this order, and z is computed from what comes back.
+
+    A conv is causal, depthwise, with a bias, and acts on x before the projection; each of Q, K, V has its
+    own. What comes out of it, before SiLU, is at `hook_conv_q`, `hook_conv_k` and, for the values,
+    `hook_conv`; the values' conv has its matrix at `hook_phi_conv`. The convs of Q and K are part of the
+    pattern, the one of V is a factor of its own.
     """
 
-    on_demand: ClassVar[tuple[str, ...]] = ()
-    factor_names = core = ("pattern",)
+    on_demand: tuple[str, ...] = ()
+    core: tuple[str, ...] = ("pattern",)
+    factor_names: tuple[str, ...] = ("pattern",)
     no_composed = no_phi = ""
     state_size = None
+    conv_v: nn.Conv1d
+    hook_conv: HookPoint
 
     def __init__(self, config: AttentionConfig, d_model: int, positions: str):
         super().__init__()
@@ -47,7 +64,7 @@ class Attention(nn.Module):
         self.n_heads, self.d_head = config.n_heads, d_model // config.n_heads
         if positions == "rope" and self.d_head % 2:
             raise UserError(f"rope needs an even head size, got d_model / n_heads = {self.d_head}")
-        self.positions = positions
+        self.config, self.positions = config, positions
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=config.qkv_bias)
         self.out = nn.Linear(d_model, d_model)
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
@@ -55,8 +72,21 @@ class Attention(nn.Module):
             self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
         self.hook_attn_scores, self.hook_pattern, self.hook_phi = HookPoint(), HookPoint(), HookPoint()
         self.hook_z = HookPoint()
+        self._add_convs(config, d_model)
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def _add_convs(self, config: AttentionConfig, d_model: int) -> None:
+        for name in config.conv_on:
+            setattr(self, f"conv_{name}", nn.Conv1d(d_model, d_model, config.conv_width, groups=d_model))
+            setattr(self, "hook_conv" if name == "v" else f"hook_conv_{name}", HookPoint())
+        if "v" in config.conv_on:
+            self.hook_phi_conv, self.on_demand = HookPoint(), ("hook_phi_conv",)
+            self.factor_names = ("pattern", "conv")
+            self.no_composed = (
+                "the conv on V comes before the value projection, so a composed matrix over tokens exists only"
+                " per pair of channels; ask for its factors one at a time: pattern, conv"
+            )
+
+    def forward(self, x: Stream) -> Stream:
         q, k, v = self._project(x)
         q, k = self._place(self.hook_q(q), self.hook_k(k))
         bias = self._bias(x)
@@ -76,13 +106,17 @@ class Attention(nn.Module):
         out: Tensor = self.out(rearrange(z, "batch pos head d_head -> batch pos (head d_head)"))
         return out
 
-    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
-        """The pattern, past all hooks."""
-        q, k, _ = self._project(x)
+    def factors(self, x: Stream) -> list[Factor]:
+        """The pattern and, on the channels of x, the matrix of the values' conv; past all hooks."""
+        q, k, _ = self._project(x, hooked=False)
         if self.positions == "rope":
             q, k = rotate(q), rotate(k)
         pattern = causal_scores(q, k, self._bias(x)).softmax(dim=-1)
-        return [Factor("pattern", self.n_heads, lambda heads: pattern[:, heads])]
+        found = [Factor("pattern", self.n_heads, lambda heads: pattern[:, heads])]
+        if "v" in self.config.conv_on:
+            weight, length = self.conv_v.weight[:, 0], x.shape[1]
+            found.append(Factor("conv", x.shape[2], lambda c: short_conv_phi(weight[c], length)[None]))
+        return found
 
     def _place(self, q: Heads, k: Heads) -> tuple[Heads, Heads]:
         """Queries and keys with their positions, where the encoding lives in them."""
@@ -90,20 +124,52 @@ class Attention(nn.Module):
             return q, k
         return self.hook_rot_q(rotate(q)), self.hook_rot_k(rotate(k))
 
-    def _project(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Heads, Heads, Heads]:
-        q, k, v = rearrange(
-            self.qkv(x), "batch pos (three head d_head) -> three batch pos head d_head", three=3, head=self.n_heads
-        )
+    def _project(self, x: Stream, hooked: bool = True) -> tuple[Heads, Heads, Heads]:
+        if self.config.conv_on:
+            weights = self.qkv.weight.chunk(3)
+            biases = (None,) * 3 if self.qkv.bias is None else self.qkv.bias.chunk(3)
+            parts = zip("qkv", weights, biases, strict=True)
+            each = [F.linear(self._read(x, name, hooked), weight, bias) for name, weight, bias in parts]
+            q, k, v = (
+                rearrange(u, "batch pos (head d_head) -> batch pos head d_head", head=self.n_heads) for u in each
+            )
+        else:
+            q, k, v = rearrange(
+                self.qkv(x), "batch pos (three head d_head) -> three batch pos head d_head", three=3, head=self.n_heads
+            )
         return q, k, v
 
-    def _bias(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "head dest src"] | None:
+    def _read(self, x: Stream, name: str, hooked: bool) -> Stream:
+        """What the projection of Q, K or V reads."""
+        if name not in self.config.conv_on:
+            return x
+        conv = getattr(self, f"conv_{name}")
+        weight, bias = conv.weight[:, 0], conv.bias
+        if not hooked:
+            x = short_conv(x, weight, bias)
+        elif name == "v":
+            x = self.hook_conv(
+                convolve(
+                    self.hook_phi_conv,
+                    x,
+                    matrix=lambda: short_conv_phi(weight, x.shape[1]),
+                    bias=bias,
+                    fused=lambda x: short_conv(x, weight, bias),
+                )
+            )
+        else:
+            x = getattr(self, f"hook_conv_{name}")(short_conv(x, weight, bias))
+        return F.silu(x) if self.config.conv_activation else x
+
+    def _bias(self, x: Stream) -> Float[Tensor, "head dest src"] | None:
         if self.positions != "alibi":
             return None
         return alibi(self.n_heads, x.shape[1], x.device).to(x.dtype)
 
     def mixing_flops(self, length: int) -> int:
-        """Of QKᵀ and of the pattern times V, forward, a token, averaged over causal rows."""
-        return 2 * (length + 1) * self.n_heads * self.d_head
+        """Of QKᵀ and of the pattern times V, averaged over causal rows, and 2 a tap; forward, a token."""
+        d_model = self.n_heads * self.d_head
+        return d_model * (2 * (length + 1) + 2 * len(self.config.conv_on) * self.config.conv_width)
 
     # TransformerLens's names for the weights, as views [head, d_model, d_head] and [head, d_head, d_model].
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,23 +18,28 @@ from circuitscope.kernels.selective_scan import (
 )
 from circuitscope.kernels.short_conv import short_conv, short_conv_phi
 from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Factor, Heads, convolve, mix
+from circuitscope.mixers.phi import Factor, convolve
+from circuitscope.mixers.scan import Channels, Scan, mix_channels
 
-Channels = Float[Tensor, "batch pos channel"]
-States = Float[Tensor, "batch pos state"]
+Shared = Float[Tensor, "batch pos state"]
 
 
-class MambaConfig(MixerConfig):
-    """W_o(y ⊙ SiLU(gate)), y the selective scan of SiLU(conv(W_x x))."""
+class GatedBlockConfig(MixerConfig):
+    """What surrounds the state-space model in Mamba's block."""
 
-    name: Literal["mamba"] = "mamba"
-    d_state: int = Field(default=16, ge=1, description="states N of a channel")
     expand: int = Field(default=2, ge=1, description="channels over d_model")
-    dt_rank: int | None = Field(default=None, ge=1, description="rank of the step size; none: d_model / 16, rounded up")
     conv: bool = Field(default=True, description="short conv before the scan")
     conv_width: int = Field(default=4, ge=1, description="taps of the short conv")
     activation: bool = Field(default=True, description="SiLU before the scan, kept when the conv is dropped")
     gate: bool = Field(default=True, description="SiLU gate on the output")
+
+
+class MambaConfig(GatedBlockConfig):
+    """W_o(y ⊙ SiLU(gate)), y the selective scan of SiLU(conv(W_x x))."""
+
+    name: Literal["mamba"] = "mamba"
+    d_state: int = Field(default=16, ge=1, description="states N of a channel")
+    dt_rank: int | None = Field(default=None, ge=1, description="rank of the step size; none: d_model / 16, rounded up")
 
 
 class SelectiveSSM(nn.Module):
@@ -53,7 +58,7 @@ class SelectiveSSM(nn.Module):
         self.A_log.no_weight_decay = self.D.no_weight_decay = True  # type: ignore[attr-defined]
         initialize_dt(self.dt_proj)
 
-    def forward(self, v: Channels) -> tuple[Channels, States, States]:
+    def forward(self, v: Channels) -> tuple[Channels, Shared, Shared]:
         low, B, C = self.x_proj(v).split(self.sizes, dim=-1)
         return F.softplus(self.dt_proj(low)), B, C
 
@@ -76,15 +81,32 @@ def dt_bias(count: int) -> Float[Tensor, " count"]:
     return dt + torch.log(-torch.expm1(-dt))
 
 
-class Mamba(nn.Module):
-    """Φ is the scan's matrix, per channel: Σ_n C_in exp(A_en (S_i − S_j)) Δ_je B_jn + D_e δ_ij."""
+def selective(mixer: Any, v: Channels) -> Scan:
+    """S6 for these values, by the `ssm` of a mixer with hook_dt, hook_B and hook_C."""
+    dt, B, C = mixer.ssm(v)
+    dt, B, C = mixer.hook_dt(dt), mixer.hook_B(B), mixer.hook_C(C)
+    A, D = mixer.ssm.A, mixer.ssm.D
+    return Scan(
+        phi=lambda part: selective_scan_phi(dt[..., part], A[part], B, C, D[part]),
+        fused=lambda v: selective_scan(v, dt, A, B, C, D),
+        with_states=lambda v, edit: selective_scan_with_state_edit(v, dt, A, B, C, D, edit),
+    )
+
+
+class GatedBlock(nn.Module):
+    """W_o(z ⊙ SiLU(gate)), z = Φ SiLU(conv(W_x x)), Φ of a state-space model per channel that a subclass gives.
+
+    Args:
+        ssm: builds the state-space model for a number of channels.
+        d_state: floats of state a channel.
+    """
 
     on_demand: ClassVar[tuple[str, ...]] = ("hook_phi", "hook_phi_conv", "hook_state")
     core = ("ssm",)
     no_composed = no_phi = ""
     d_head = 1
 
-    def __init__(self, config: MambaConfig, d_model: int, positions: str):
+    def __init__(self, config: GatedBlockConfig, d_model: int, ssm: Callable[[int], nn.Module], d_state: int):
         super().__init__()
         self.config = config
         channels = self.n_heads = config.expand * d_model
@@ -92,40 +114,31 @@ class Mamba(nn.Module):
         if config.conv:
             self.conv = nn.Conv1d(channels, channels, config.conv_width, groups=channels)
             self.hook_phi_conv, self.hook_conv = HookPoint(), HookPoint()
-        self.ssm = SelectiveSSM(channels, config.d_state, config.dt_rank or math.ceil(d_model / 16))
+        self.ssm = ssm(channels)
         self.out = nn.Linear(channels, d_model, bias=False)
-        self.hook_dt, self.hook_B, self.hook_C = HookPoint(), HookPoint(), HookPoint()
         if config.gate:
             self.hook_gate = HookPoint()
         self.hook_v, self.hook_phi, self.hook_state, self.hook_z = (HookPoint() for _ in range(4))
         present = {"gate": config.gate, "ssm": True, "silu": config.activation, "conv": config.conv}
         self.factor_names = tuple(name for name, there in present.items() if there)
-        self.state_size = channels * (config.d_state + (config.conv_width - 1 if config.conv else 0))
+        self.state_size = channels * (d_state + (config.conv_width - 1 if config.conv else 0))
+
+    def scan(self, v: Channels) -> Scan:
+        """The state-space model for these values."""
+        raise NotImplementedError
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         pre, gate = self._into(x)
         v = F.silu(pre) if self.config.activation else pre
-        dt, B, C = self._select(v)
-        A, D = self.ssm.A, self.ssm.D
-
-        def scan(v: Heads) -> Heads:
-            return selective_scan(v[..., 0], dt, A, B, C, D)[..., None]
-
-        def scan_states(v: Heads, edit: Callable[[Tensor], Tensor]) -> Heads:
-            return selective_scan_with_state_edit(v[..., 0], dt, A, B, C, D, edit)[..., None]
-
-        z = mix(self, v[..., None], phi=lambda: selective_scan_phi(dt, A, B, C, D), fused=scan, state=scan_states)[
-            ..., 0
-        ]
+        z = mix_channels(self, v, self.scan(v))
         out: Tensor = self.out(z if gate is None else z * F.silu(gate))
         return out
 
     def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
         """diag(SiLU(gate)) · Φ_ssm · diag(σ(pre)) · Φ_conv; SiLU(pre) = σ(pre) · pre."""
         pre, gate = self._into(x)
-        dt, B, C = self._select(F.silu(pre) if self.config.activation else pre)
-        A, D, n, length = self.ssm.A, self.ssm.D, self.n_heads, x.shape[1]
-        found = [Factor("ssm", n, lambda c: selective_scan_phi(dt[..., c], A[c], B, C, D[c]))]
+        n, length = self.n_heads, x.shape[1]
+        found = [Factor("ssm", n, self.scan(F.silu(pre) if self.config.activation else pre).phi)]
         if gate is not None:
             found.insert(0, Factor("gate", n, lambda c: F.silu(gate[..., c]).mT, diagonal=True))
         if self.config.activation:
@@ -134,10 +147,9 @@ class Mamba(nn.Module):
             found.append(Factor("conv", n, lambda c: short_conv_phi(self.conv.weight[c, 0], length)[None]))
         return found
 
-    def mixing_flops(self, length: int) -> int:
-        """Of the conv and the scan, forward, a token: 9 a state and channel, 2 a tap."""
-        taps = self.config.conv_width if self.config.conv else 0
-        return self.n_heads * (9 * self.config.d_state + 2 * taps)
+    def _conv_flops(self) -> int:
+        """Of the conv, forward, a token: 2 a tap and channel."""
+        return 2 * self.n_heads * self.config.conv_width if self.config.conv else 0
 
     def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels | None]:
         """What enters SiLU and the scan, and the gate."""
@@ -158,6 +170,19 @@ class Mamba(nn.Module):
             )
         return u, gate
 
-    def _select(self, v: Channels) -> tuple[Channels, States, States]:
-        dt, B, C = self.ssm(v)
-        return self.hook_dt(dt), self.hook_B(B), self.hook_C(C)
+
+class Mamba(GatedBlock):
+    """Φ is the scan's matrix, per channel: Σ_n C_in exp(A_en (S_i − S_j)) Δ_je B_jn + D_e δ_ij."""
+
+    def __init__(self, config: MambaConfig, d_model: int, positions: str):
+        rank = config.dt_rank or math.ceil(d_model / 16)
+        super().__init__(config, d_model, lambda n: SelectiveSSM(n, config.d_state, rank), config.d_state)
+        self.d_state = config.d_state
+        self.hook_dt, self.hook_B, self.hook_C = HookPoint(), HookPoint(), HookPoint()
+
+    def scan(self, v: Channels) -> Scan:
+        return selective(self, v)
+
+    def mixing_flops(self, length: int) -> int:
+        """Of the conv and the scan, forward, a token: 9 a state and channel, 2 a tap."""
+        return 9 * self.n_heads * self.d_state + self._conv_flops()

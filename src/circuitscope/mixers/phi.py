@@ -77,13 +77,18 @@ def mix(
         state: the recurrence with its states passed through a function, (v, edit) → z.
     """
     v = mixer.hook_v(v)
+
+    def edit(states: Tensor) -> Tensor:
+        edited: Tensor = mixer.hook_state(states.clone())  # a copy, so that a hook may write into it
+        return edited
+
     if wanted(mixer.hook_phi):
         check_fits(v.shape[0] * v.shape[2] * v.shape[1] ** 2 * v.element_size(), v.device, "hook_phi")
         z = torch.einsum("bhij,bjhd->bihd", mixer.hook_phi(phi()), v)
         if state is not None and wanted(mixer.hook_state):
-            z = z + state(v, mixer.hook_state) - state(v, lambda states: states)
+            z = z + state(v, edit) - state(v, lambda states: states)
     elif state is not None and wanted(mixer.hook_state):
-        z = state(v, mixer.hook_state)
+        z = state(v, edit)
     else:
         z = fused(v)
     out: Tensor = mixer.hook_z(z)
@@ -103,7 +108,7 @@ def convolve(
         return fused(u)
     batch, pos, channel = u.shape
     check_fits(batch * channel * pos**2 * u.element_size(), u.device, "hook_phi_conv")
-    out = torch.einsum("bcij,bjc->bic", hook(matrix().expand(batch, channel, pos, pos)), u)
+    out = torch.einsum("bcij,bjc->bic", hook(matrix().expand(batch, channel, pos, pos).clone()), u)
     return out if bias is None else out + bias
 
 

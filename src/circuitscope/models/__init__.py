@@ -9,28 +9,34 @@ from circuitscope.errors import unknown
 from circuitscope.explain import explain
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.models.presets import PRESETS, expand_preset
 
 __all__ = ["HookedLM", "ModelConfig", "model", "names"]
 
 
 def names() -> list[str]:
     """Names `model` takes."""
-    return mixers.names()
+    return list(PRESETS)
 
 
 def model(name: str = "attention", /, *, seed: int = 0, **options: Any) -> HookedLM:
-    """A freshly initialized model: every layer the named mixer.
+    """A freshly initialized model by name.
 
-    Options are fields of the model's config (`d_model`, `n_layers`, `positions` …) or of the mixer
-    (`n_heads` …).
+    Options are fields of the model's config (`d_model`, `n_layers`, `positions` …) or of its mixers
+    (`n_heads` …), which go to every mixer that has them.
     """
-    known = set(ModelConfig.model_fields)
-    mixer_fields = set(mixers.config_class(name).model_fields) - {"name"}
-    for key in options:
-        if key not in known | mixer_fields:
-            raise unknown("option", key, known | mixer_fields)
-    mixer = {"name": name, **{k: v for k, v in options.items() if k in mixer_fields}}
-    fields = {"mixers": [mixer], **{k: v for k, v in options.items() if k in known}}
+    fields = expand_preset({"preset": name, "n_layers": options.pop("n_layers", None)})
+    specs = [mixers.as_mapping(m) for m in fields["mixers"]]
+    own = {field for spec in specs for field in mixers.config_class(spec["name"]).model_fields} - {"name"}
+    for key, value in options.items():
+        if key in ModelConfig.model_fields:
+            fields[key] = value
+        elif key in own:
+            mixers.set_option(specs, key, value)
+        else:
+            raise unknown("option", key, {*ModelConfig.model_fields, *own})
+    if "mixers" not in options:
+        fields["mixers"] = specs
     try:
         return HookedLM(ModelConfig.model_validate(fields), seed=seed)
     except ValidationError as error:

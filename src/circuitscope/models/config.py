@@ -6,13 +6,17 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from circuitscope.errors import UserError, shown
 from circuitscope.mixers import MixerConfig, mixer_config
+from circuitscope.models.presets import expand_preset
 from circuitscope.section import Section
 
 Positions = Literal["none", "learned", "sinusoidal", "rope", "alibi"]
 
 
 class ModelConfig(Section):
-    """A stack of pre-norm residual blocks, one token mixer each, over a tied embedding."""
+    """A stack of pre-norm residual blocks, one token mixer each, over a tied embedding.
+
+    Input may name a `preset` instead of mixers; it is expanded, with `n_layers` counted as the preset does.
+    """
 
     mixers: tuple[SerializeAsAny[MixerConfig], ...] = Field(
         default=("attention",), validate_default=True, description="one mixer per layer, or one for all"
@@ -44,6 +48,7 @@ class ModelConfig(Section):
     def _one_mixer_per_layer(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        data = expand_preset(data)
         mixers: Any = data.get("mixers", ["attention"])
         if isinstance(mixers, str):
             mixers = [m.strip() for m in mixers.split(",")]

@@ -77,6 +77,11 @@ class HookedLM(HookedRootModule):
         if config.positions in ("learned", "sinusoidal"):
             self.hook_pos_embed = HookPoint()
         self.blocks = nn.ModuleList(Block(config, mixer) for mixer in config.mixers)
+        for i, block in enumerate(self.layers):  # what a mixer's start depends on besides its own config
+            if hasattr(block.mixer, "set_depth"):
+                block.mixer.set_depth(i, config.n_layers)
+            if hasattr(block.mixer, "set_length"):
+                block.mixer.set_length(config.max_length)
         self.ln_final = HookedLayerNorm(config.d_model, config.norm_eps)
         if not config.tied:
             self.unembed = nn.Linear(config.d_model, config.vocab_size, bias=False)

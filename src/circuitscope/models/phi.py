@@ -37,7 +37,7 @@ def phi(
     if reduce is None:
         size = 4 * batch * count * pos**2
         check_fits(size, tokens.device, f"Φ of {batch} sequences and {count} channels at length {pos}")
-        return product(chosen, slice(0, count)).expand(batch, count, pos, pos)
+        return product(chosen, slice(0, count)).expand(batch, count, pos, pos).contiguous()
     total = torch.zeros(batch, pos, pos, device=tokens.device)
     for _, part in phi_chunks(model, tokens, layer, factors):
         total = total + (part.abs() if reduce == "mean_abs" else part).sum(dim=1)

@@ -1,0 +1,79 @@
+"""`circuitscope models`: what there is to train, how large it is, and what its hooks are called."""
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=False, help="List the models with their sizes, or the hooks of one.")
+
+_BATCH, _POS = 3, 7  # sizes no model has, so that a shape tells which axis is which
+
+
+@app.callback(invoke_without_command=True)
+def list_models(
+    context: typer.Context,
+    d_model: Annotated[int, typer.Option(help="Width to count at.")] = 64,
+    layers: Annotated[int | None, typer.Option(help="Layers to count at.", show_default="the model's own")] = None,
+    length: Annotated[int, typer.Option(help="Length for the FLOPs.")] = 64,
+) -> None:
+    """List the models: parameters, recurrent state in floats, training FLOPs a token."""
+    if context.invoked_subcommand is not None:
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from circuitscope import models
+    from circuitscope.models.accounting import parameters, state_size, training_flops_per_token
+    from circuitscope.models.presets import PRESETS
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("model", no_wrap=True)
+    for column in ("parameters", "state", "MFLOPs"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("what it is")
+    for name, preset in PRESETS.items():
+        options = {} if layers is None else {"n_layers": layers}
+        model = models.model(name, d_model=d_model, max_length=length, **options)
+        state = state_size(model)
+        table.add_row(
+            name,
+            f"{parameters(model).total:,}",
+            "grows" if state is None else f"{state:,}",
+            f"{training_flops_per_token(model, length) / 1e6:.2f}",
+            preset.about,
+        )
+    Console().print(table)
+    print(f"counted at width {d_model}, length {length}, vocabulary 8,192; state: floats a sequence carries, or grows")
+    print("with its length; MFLOPs: millions of FLOPs to train on a token, forward and backward")
+    print("hooks of one: circuitscope models hooks NAME; train one: circuitscope train --model NAME")
+
+
+@app.command()
+def hooks(
+    name: Annotated[str, typer.Argument(help="Name of the model.")],
+    d_model: Annotated[int, typer.Option(help="Width.")] = 64,
+) -> None:
+    """Print the hook names of a model with the shapes they carry."""
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from circuitscope import models
+
+    model = models.model(name, d_model=d_model).eval()
+    tokens = torch.arange(_BATCH * _POS).reshape(_BATCH, _POS)
+    with torch.no_grad():
+        _, cache = model.run_with_cache(tokens, names_filter=lambda hook: True)
+    table = Table("hook", "shape", "", box=None, padding=(0, 2, 0, 0))
+    for hook in model.hook_dict:
+        if hook in cache.cache_dict:
+            table.add_row(
+                hook, Text(_shape(cache.cache_dict[hook].shape)), "on demand" if hook in model.on_demand else ""
+            )
+    Console(highlight=False).print(table)
+
+
+def _shape(sizes: tuple[int, ...]) -> str:
+    names = {_BATCH: "batch", _POS: "pos"}
+    return "[" + ", ".join(names.get(size, str(size)) for size in sizes) + "]"

@@ -1,0 +1,106 @@
+"""Based: causal linear attention with the second-order Taylor polynomial of the exponential as its kernel."""
+
+from typing import ClassVar, Literal
+
+from einops import rearrange
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from circuitscope.errors import UserError
+from circuitscope.hooks import HookPoint
+from circuitscope.kernels.linear_attention import based_attention, based_phi
+from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.mixers.phi import Factor, Heads, mix
+
+Features = Float[Tensor, "batch pos head feature_dim"]
+
+
+class BasedConfig(MixerConfig):
+    """φ(Q)φ(K)ᵀ V with rows normalized, causal; φ(q)·φ(k) = 1 + s + s²/2, s = q·k/√d."""
+
+    needs_positions: ClassVar[bool] = True
+
+    name: Literal["based"] = "based"
+    n_heads: int = Field(default=1, ge=1, description="heads")
+    feature_dim: int = Field(
+        default=16, ge=1, description="size d of a query and a key; the features are 1 + d + d²; 8 in the MQAR studies"
+    )
+    head_dim: int | None = Field(default=None, ge=1, description="size of a head's values; none: d_model / n_heads")
+    window: int | None = Field(default=None, ge=1, description="positions a query sees, its own included; none: all")
+    eps: float = Field(default=1e-12, ge=0, description="added to the sum of a row before dividing by it")
+
+
+class Based(nn.Module):
+    """Φ_ij = (1 + s + s²/2) / (row sum + eps), per head; y = W_O z.
+
+    The linear attention alone: the published stack alternates it by layer with a gated short conv, here
+    the mixer `gated_conv`. A `window` cuts the same weights off, where the published models put softmax
+    attention over a window into layers of their own.
+
+    `state_size` is Σ φ(k) vᵀ and Σ φ(k). Sums cannot forget, so under a window nothing is recurrent: the
+    state is then the cache of the keys and values of the window − 1 positions before.
+    """
+
+    on_demand: ClassVar[tuple[str, ...]] = ()
+    core: tuple[str, ...] = ("linear_attention",)
+    factor_names: tuple[str, ...] = ("linear_attention",)
+    no_composed = no_phi = ""
+
+    def __init__(self, config: BasedConfig, d_model: int, positions: str):
+        super().__init__()
+        if positions in ("rope", "alibi"):
+            raise UserError(f"based takes positions learned, sinusoidal or none, got {positions}")
+        if config.head_dim is None and d_model % config.n_heads:
+            fits = [h for h in range(1, d_model + 1) if d_model % h == 0]
+            nearest = min(fits, key=lambda h: abs(h - config.n_heads))
+            raise UserError(
+                f"n_heads must divide d_model = {d_model} unless head_dim is given, got {config.n_heads};"
+                f" nearest: {nearest}"
+            )
+        self.config = config
+        self.n_heads, self.d_head = config.n_heads, config.head_dim or d_model // config.n_heads
+        d = config.feature_dim
+        self.sizes = (self.n_heads * d, self.n_heads * d, self.n_heads * self.d_head)
+        self.qkv = nn.Linear(d_model, sum(self.sizes), bias=False)
+        self.out = nn.Linear(self.n_heads * self.d_head, d_model, bias=False)
+        self.hook_q, self.hook_k, self.hook_v, self.hook_phi, self.hook_z = (HookPoint() for _ in range(5))
+        if config.window is None:
+            self.state_size = self.n_heads * (1 + d + d**2) * (self.d_head + 1)
+        else:
+            self.state_size = self.n_heads * (config.window - 1) * (d + self.d_head)
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        q, k, v = self._project(x)
+        q, k = self.hook_q(q), self.hook_k(k)
+        eps, window = self.config.eps, self.config.window
+        z = mix(
+            self,
+            v,
+            phi=lambda: based_phi(q, k, eps, window),
+            fused=lambda v: based_attention(q, k, v, eps, window),
+        )
+        out: Tensor = self.out(rearrange(z, "batch pos head d_head -> batch pos (head d_head)"))
+        return out
+
+    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+        """The normalized weights, past all hooks."""
+        q, k, _ = self._project(x)
+        phi = based_phi(q, k, self.config.eps, self.config.window)
+        return [Factor("linear_attention", self.n_heads, lambda heads: phi[:, heads])]
+
+    def mixing_flops(self, length: int) -> int:
+        """Of QKᵀ and of the weights times V, forward, a token, averaged over the keys that rows see.
+
+        That is what the kernel computes, and less than the recurrent form up to length 1,000 or so.
+        """
+        window = min(self.config.window or length, length)
+        seen = window * (window + 1) // 2 + (length - window) * window
+        return 2 * self.n_heads * (self.config.feature_dim + self.d_head) * seen // length
+
+    def _project(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Features, Features, Heads]:
+        q, k, v = (
+            rearrange(part, "batch pos (head size) -> batch pos head size", head=self.n_heads)
+            for part in self.qkv(x).split(self.sizes, dim=-1)
+        )
+        return q, k, v

@@ -1,0 +1,172 @@
+"""DeltaNet and Gated DeltaNet: a linear map from keys to values, corrected at every write."""
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from circuitscope.errors import UserError
+from circuitscope.hooks import HookPoint
+from circuitscope.kernels.delta_rule import delta_phi, delta_rule, delta_with_state_edit
+from circuitscope.kernels.short_conv import short_conv, short_conv_phi
+from circuitscope.mixers.mamba import dt_bias
+from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.mixers.phi import Factor, Heads, convolve, mix
+
+Channels = Float[Tensor, "batch pos channel"]
+PerHead = Float[Tensor, "batch pos head"]
+
+
+class DeltaConfig(MixerConfig):
+    """What both delta rules have in common."""
+
+    gated: ClassVar[bool]
+    n_heads: int = Field(default=1, ge=1, description="heads; must divide d_model unless d_key and d_value are given")
+    d_key: int | None = Field(default=None, ge=1, description="queries and keys of a head; none: d_model / n_heads")
+    d_value: int | None = Field(default=None, ge=1, description="values of a head; none: d_model / n_heads")
+    conv_width: int = Field(default=4, ge=1, description="taps of the short convs on queries, keys and values")
+    allow_neg_eigval: bool = Field(default=False, description="β up to 2, so that a write can flip what a key held")
+    norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the norm on each head's output")
+
+
+class DeltaNetConfig(DeltaConfig):
+    """W_o RMSNorm(o), S_t = S_{t−1}(I − β_t k_t k_tᵀ) + β_t v_t k_tᵀ, o_t = S_t q_t / √d_key."""
+
+    gated: ClassVar[bool] = False
+    name: Literal["deltanet"] = "deltanet"
+
+
+class GatedDeltaNetConfig(DeltaConfig):
+    """W_o (RMSNorm(o) ⊙ SiLU(gate)); as DeltaNet, but the state first decays by e^{g_t}."""
+
+    gated: ClassVar[bool] = True
+    name: Literal["gated_deltanet"] = "gated_deltanet"
+
+
+class DeltaNet(nn.Module):
+    """Φ is the delta rule's matrix, per head, with Γ all ones where there is no gate:
+
+    Φ = d_key^−½ (Γ ⊙ tril(QKᵀ)) · (I + diag β (Γ ⊙ tril(KKᵀ, −1)))⁻¹ · diag β.
+
+    q, k = l2norm(SiLU(conv(W x))), v = SiLU(conv(W x)), β = σ(W x), doubled with `allow_neg_eigval`. The norm and
+    the output gate follow z, one position at a time; the norm is not linear in z, so neither is a factor.
+
+    `hook_q`, `hook_k` are what the rule reads, after conv, SiLU and norm; `hook_decay` holds g = −exp(A_log) ·
+    softplus(W x + dt_bias), the logarithm of the decay; `hook_gate` the gate before SiLU; `hook_state`
+    [batch, pos, head, d_key, d_value]. `hook_phi_conv` is the conv on the values; those on q and k stay fused.
+    """
+
+    on_demand: ClassVar[tuple[str, ...]] = ("hook_phi_conv", "hook_state")
+    core = ("delta",)
+    factor_names = ("delta", "silu", "conv")
+    no_composed = no_phi = ""
+
+    def __init__(self, config: DeltaConfig, d_model: int, positions: str):
+        super().__init__()
+        self.config = config
+        self.n_heads = config.n_heads
+        self.d_key = config.d_key or _share(d_model, config.n_heads)
+        self.d_head = config.d_value or _share(d_model, config.n_heads)
+        keys, values = self.n_heads * self.d_key, self.n_heads * self.d_head
+        # queries and keys, values, β; and, gated, the step and the output gate
+        self.sizes = [2 * keys, values, self.n_heads, *([self.n_heads, values] if config.gated else [])]
+        self.in_proj = nn.Linear(d_model, sum(self.sizes), bias=False)
+        self.conv = nn.Conv1d(
+            2 * keys + values, 2 * keys + values, config.conv_width, groups=2 * keys + values, bias=False
+        )
+        self.norm = nn.RMSNorm(self.d_head, config.norm_eps)
+        self.out = nn.Linear(values, d_model, bias=False)
+        if config.gated:
+            self.A_log = nn.Parameter(torch.empty(self.n_heads).uniform_(0.01, 16).log())
+            self.dt_bias = nn.Parameter(dt_bias(self.n_heads))
+            self.A_log.no_weight_decay = self.dt_bias.no_weight_decay = True  # type: ignore[attr-defined]
+            self.hook_decay, self.hook_gate = HookPoint(), HookPoint()
+        self.hook_q, self.hook_k, self.hook_beta = HookPoint(), HookPoint(), HookPoint()
+        self.hook_phi_conv, self.hook_conv = HookPoint(), HookPoint()
+        self.hook_v, self.hook_phi, self.hook_state, self.hook_z = (HookPoint() for _ in range(4))
+        self.state_size = keys * self.d_head + (config.conv_width - 1) * (2 * keys + values)
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        q, k, pre, beta, g, gate = self._into(x)
+        z = mix(
+            self,
+            self._heads(F.silu(pre)),
+            phi=lambda: delta_phi(q, k, beta, g),
+            fused=lambda v: delta_rule(q, k, v, beta, g),
+            state=lambda v, edit: delta_with_state_edit(q, k, v, beta, g, edit),
+        )
+        z = self.norm(z)
+        if gate is not None:
+            z = z * F.silu(gate)
+        out: Tensor = self.out(z.flatten(2))
+        return out
+
+    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+        """Φ_delta, per head, · diag(σ(pre)) · Φ_conv, per channel of the values; SiLU(pre) = σ(pre) · pre."""
+        q, k, pre, beta, g, _ = self._into(x)
+        channels, weight, length = pre.shape[-1], self._taps()[1], x.shape[1]
+
+        def delta(h: slice) -> Float[Tensor, "batch head dest src"]:
+            return delta_phi(q[:, :, h], k[:, :, h], beta[..., h], None if g is None else g[..., h])
+
+        return [
+            Factor("delta", self.n_heads, delta),
+            Factor("silu", channels, lambda c: pre[..., c].sigmoid().mT, diagonal=True),
+            Factor("conv", channels, lambda c: short_conv_phi(weight[c], length)[None]),
+        ]
+
+    def mixing_flops(self, length: int) -> int:
+        """Of the convs and the recurrence, forward, a token: 2 a tap; 6 an entry of the state, 7 where it decays.
+
+        An entry is read by k, written and read by q. The chunked kernel trades these for matrix products.
+        """
+        channels = self.sizes[0] + self.sizes[1]
+        entry = 7 if self.config.gated else 6
+        return 2 * self.config.conv_width * channels + entry * self.n_heads * self.d_key * self.d_head
+
+    def _into(
+        self, x: Float[Tensor, "batch pos d_model"]
+    ) -> tuple[Heads, Heads, Channels, PerHead, PerHead | None, Heads | None]:
+        """q, k, what enters the values' SiLU, β, the log decay and the output gate."""
+        qk, u, beta, *rest = self.in_proj(x).split(self.sizes, dim=-1)
+        of_qk, of_v = self._taps()
+        q, k = F.silu(short_conv(qk, of_qk)).chunk(2, dim=-1)
+        q, k = self.hook_q(_l2norm(self._heads(q))), self.hook_k(_l2norm(self._heads(k)))
+        pre = self.hook_conv(
+            convolve(
+                self.hook_phi_conv,
+                u,
+                matrix=lambda: short_conv_phi(of_v, x.shape[1]),
+                bias=None,
+                fused=lambda u: short_conv(u, of_v),
+            )
+        )
+        beta = self.hook_beta((2 if self.config.allow_neg_eigval else 1) * beta.sigmoid())
+        if not self.config.gated:
+            return q, k, pre, beta, None, None
+        step, gate = rest
+        g = self.hook_decay(-self.A_log.exp() * F.softplus(step + self.dt_bias))
+        return q, k, pre, beta, g, self.hook_gate(self._heads(gate))
+
+    def _taps(self) -> tuple[Float[Tensor, "channel width"], Float[Tensor, "channel width"]]:
+        """Of queries and keys, and of values."""
+        of_qk, of_v = self.conv.weight[:, 0].split(self.sizes[:2])
+        return of_qk, of_v
+
+    def _heads(self, u: Channels) -> Heads:
+        return rearrange(u, "batch pos (head d) -> batch pos head d", head=self.n_heads)
+
+
+def _share(d_model: int, n_heads: int) -> int:
+    if d_model % n_heads:
+        raise UserError(f"n_heads must divide d_model = {d_model}, got {n_heads}; or give d_key and d_value")
+    return d_model // n_heads
+
+
+def _l2norm(x: Heads) -> Heads:
+    """x / √(Σ x² + 1e-6), as fla and Qwen3-Next have it."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

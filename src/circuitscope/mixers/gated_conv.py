@@ -1,0 +1,76 @@
+"""Gated short conv: the layer that the MQAR Based stack alternates with linear attention."""
+
+from typing import ClassVar, Literal
+
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from circuitscope.hooks import HookPoint
+from circuitscope.kernels.short_conv import short_conv, short_conv_phi
+from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.mixers.phi import Factor, mix
+
+Channels = Float[Tensor, "batch pos channel"]
+
+
+class GatedConvConfig(MixerConfig):
+    """W_o(gate ⊙ conv(v)), gate and v linear in x."""
+
+    name: Literal["gated_conv"] = "gated_conv"
+    conv_width: int = Field(default=3, ge=1, description="taps of the conv")
+
+
+class GatedConv(nn.Module):
+    """Φ is the conv's banded matrix, per channel, the same for every input; the gate follows in Out.
+
+    Published: Zoology's BaseConv for MQAR is (W x + b) ⊙ conv3(x), without projections of v and of the
+    output and with a skip of its own; Based's language models use W_o(gate ⊙ SiLU(conv3(v))) on 2 d_model
+    channels. Here: kernel 3, both projections (with biases) and d_model channels as the second has, no
+    SiLU as the first has. The conv has no bias, so that z = Φ v holds to the letter.
+    """
+
+    on_demand: ClassVar[tuple[str, ...]] = ("hook_phi",)
+    core: tuple[str, ...] = ("conv",)
+    factor_names: tuple[str, ...] = ("gate", "conv")
+    no_composed = no_phi = ""
+    d_head = 1
+
+    def __init__(self, config: GatedConvConfig, d_model: int, positions: str):
+        super().__init__()
+        self.config, self.n_heads = config, d_model
+        self.in_proj = nn.Linear(d_model, 2 * d_model)
+        self.conv = nn.Conv1d(d_model, d_model, config.conv_width, groups=d_model, bias=False)
+        self.out = nn.Linear(d_model, d_model)
+        self.hook_gate, self.hook_v, self.hook_phi, self.hook_z = (HookPoint() for _ in range(4))
+        self.state_size = d_model * (config.conv_width - 1)
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        gate, v = self._into(x)
+        weight = self.conv.weight[:, 0]
+        z = mix(
+            self,
+            v[..., None],
+            phi=lambda: short_conv_phi(weight, x.shape[1]).repeat(x.shape[0], 1, 1, 1),
+            fused=lambda v: short_conv(v[..., 0], weight)[..., None],
+        )
+        out: Tensor = self.out(self.hook_gate(gate) * z[..., 0])
+        return out
+
+    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+        """diag(gate) · Φ_conv, past all hooks."""
+        gate, _ = self._into(x)
+        weight, length = self.conv.weight[:, 0], x.shape[1]
+        return [
+            Factor("gate", self.n_heads, lambda c: gate[..., c].mT, diagonal=True),
+            Factor("conv", self.n_heads, lambda c: short_conv_phi(weight[c], length)[None]),
+        ]
+
+    def mixing_flops(self, length: int) -> int:
+        """Of the conv and the gate, forward, a token: 2 a tap and 1 a channel."""
+        return self.n_heads * (2 * self.config.conv_width + 1)
+
+    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels]:
+        """The gate and the values."""
+        gate, v = self.in_proj(x).chunk(2, dim=-1)
+        return gate, v

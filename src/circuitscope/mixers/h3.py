@@ -1,0 +1,145 @@
+"""H3: a shift-SSM on the keys and a diagonal SSM on keys times values, between two products."""
+
+import math
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from circuitscope.errors import UserError
+from circuitscope.hooks import HookPoint
+from circuitscope.kernels.long_conv import long_conv, toeplitz
+from circuitscope.kernels.s4d import S4DParams, s4d_kernel, s4d_lin, s4d_with_state_edit, shift_ssm
+from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.mixers.phi import Factor, Heads, mix
+
+
+class H3Config(MixerConfig):
+    """W_o(q ⊙ (K * (k̃ ⊙ v) + D k̃ ⊙ v)), k̃ = shift-SSM(k) + D_k k."""
+
+    name: Literal["h3"] = "h3"
+    d_state: int = Field(
+        default=64, ge=2, multiple_of=2, description="states N of a channel, taps of the shift-SSM too"
+    )
+    head_dim: int = Field(default=1, ge=1, description="channels of a head; must divide d_model")
+    dt_min: float = Field(default=1e-3, gt=0, description="smallest initial step size")
+    dt_max: float = Field(default=1e-1, gt=0, description="largest initial step size")
+
+
+class H3(nn.Module):
+    """Φ_ij = (q_i · k̃_j)(K_{i−j} + D δ_ij), per head; heads of one channel by default.
+
+    K is the kernel of S4D-Lin, bilinear discretization, real arithmetic on N/2 conjugate pairs. `hook_k` holds k̃,
+    after the shift-SSM. `hook_state` holds the S4D states, complex [batch, pos, channel, N/2]; with head_dim a > 1
+    the channels are the products k̃_a v_b of each head, head · a². The shift-SSM's state, the last inputs of k, has
+    no hook. `state_size` counts both, the shift as a conv of N taps: N − 1 inputs; a complex number as 2.
+    """
+
+    on_demand: ClassVar[tuple[str, ...]] = ("hook_phi", "hook_state")
+    no_composed = no_phi = ""
+
+    def __init__(self, config: H3Config, d_model: int, positions: str):
+        super().__init__()
+        if d_model % config.head_dim:
+            raise UserError(f"head_dim must divide d_model = {d_model}, got {config.head_dim}")
+        self.config = config
+        heads, size = d_model // config.head_dim, config.head_dim
+        self.n_heads, self.d_head = heads, size
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        bound = config.d_state**-0.5
+        self.shift = nn.Parameter(torch.empty(d_model, config.d_state).uniform_(-bound, bound))  # as torch's conv1d
+        self.shift_D = nn.Parameter(torch.randn(d_model))
+        log_A_real, A_imag = s4d_lin(heads, config.d_state // 2)
+        self.log_A_real, self.A_imag = nn.Parameter(log_A_real), nn.Parameter(A_imag)
+        self.C = nn.Parameter(torch.randn(heads, config.d_state // 2, 2) * 0.5**0.5)  # E|C|² = 1
+        spread = math.log(config.dt_max / config.dt_min)
+        self.log_dt = nn.Parameter(torch.rand(heads) * spread + math.log(config.dt_min))
+        self.D = nn.Parameter(torch.randn(heads))
+        for parameter in (self.log_A_real, self.A_imag, self.log_dt, self.D, self.shift_D):
+            parameter.no_weight_decay = True  # type: ignore[attr-defined]
+        self.out = nn.Linear(d_model, d_model)
+        self.hook_q, self.hook_k = HookPoint(), HookPoint()
+        self.hook_v, self.hook_phi, self.hook_state, self.hook_z = (HookPoint() for _ in range(4))
+        self.core = self.factor_names = ("q", "ssm", "k") if size == 1 else ("qk_ssm",)
+        self.state_size = d_model * (config.d_state - 1) + heads * size**2 * config.d_state
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        q, k, v = self._into(x)
+        length = x.shape[1]
+
+        def phi() -> Float[Tensor, "batch head dest src"]:
+            params, D = self._ssm()
+            return _scores(q, k) * toeplitz(s4d_kernel(params, length), length, D)
+
+        def fused(v: Heads) -> Heads:
+            kernel, copies = s4d_kernel(self._ssm()[0], length), self.d_head**2
+            kernel, D = kernel.repeat_interleave(copies, 0), self.D.repeat_interleave(copies)
+            return self._read(q, long_conv(self._products(k, v), kernel, D))
+
+        def states(v: Heads, edit: Callable[[Tensor], Tensor]) -> Heads:
+            params, D = self._ssm(self.d_head**2)
+            return self._read(q, s4d_with_state_edit(self._products(k, v), params, D, lambda s: edit(s.clone())))
+
+        out: Tensor = self.out(mix(self, v, phi=phi, fused=fused, state=states).flatten(2))
+        return out
+
+    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+        """diag(q) · Toeplitz(K + Dδ) · diag(k̃), per channel; one matrix where a head has several channels."""
+        q, k, _ = self._into(x)
+        n, length = self.n_heads, x.shape[1]
+        kernel = s4d_kernel(self._ssm()[0], length)
+
+        def ssm(c: slice) -> Float[Tensor, "1 head dest src"]:
+            return toeplitz(kernel[c], length, self.D[c])[None]
+
+        if self.d_head > 1:
+            return [Factor("qk_ssm", n, lambda h: _scores(q[:, :, h], k[:, :, h]) * ssm(h))]
+        return [
+            Factor("q", n, lambda c: q[:, :, c, 0].mT, diagonal=True),
+            Factor("ssm", n, ssm),
+            Factor("k", n, lambda c: k[:, :, c, 0].mT, diagonal=True),
+        ]
+
+    def mixing_flops(self, length: int) -> int:
+        """Of both convolutions and the products, forward, a token: 2 a tap, the long one averaged over causal rows.
+
+        Counted as sums over taps; the FFT that serves long inputs needs fewer.
+        """
+        products = self.n_heads * self.d_head**2
+        taps = min(self.config.d_state, length)
+        return self.n_heads * self.d_head * (2 * taps + 2) + products * (length + 1 + 2 + 3)
+
+    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Heads, Heads, Heads]:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = (
+            rearrange(u, "batch pos (head d) -> batch pos head d", head=self.n_heads)
+            for u in (q, shift_ssm(k, self.shift, self.shift_D), v)
+        )
+        return self.hook_q(q), self.hook_k(k), v
+
+    def _ssm(self, copies: int = 1) -> tuple[S4DParams, Float[Tensor, " channel"]]:
+        """The SSM's parameters and D, each head's repeated for `copies` channels."""
+        log_A_real, A_imag, C, log_dt, D = (
+            p.repeat_interleave(copies, 0) if copies > 1 else p
+            for p in (self.log_A_real, self.A_imag, self.C, self.log_dt, self.D)
+        )
+        return S4DParams(log_A_real, A_imag, C, log_dt, "bilinear"), D
+
+    def _products(self, k: Heads, v: Heads) -> Float[Tensor, "batch pos product"]:
+        """k̃_a v_b of every head."""
+        return (k[..., :, None] * v[..., None, :]).flatten(2)
+
+    def _read(self, q: Heads, y: Float[Tensor, "batch pos product"]) -> Heads:
+        """Σ_a q_a y_ab."""
+        by_head = y.unflatten(2, (self.n_heads, self.d_head, self.d_head))
+        z: Tensor = (q[..., None] * by_head).sum(3)
+        return z
+
+
+def _scores(q: Heads, k: Heads) -> Float[Tensor, "batch head dest src"]:
+    """q_i · k̃_j of every head."""
+    return torch.einsum("bihd,bjhd->bhij", q, k)

@@ -1,0 +1,156 @@
+"""Hyena of order 2: a long convolution with an implicit filter between two elementwise products."""
+
+import math
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from circuitscope.hooks import HookPoint
+from circuitscope.kernels.long_conv import long_conv, toeplitz
+from circuitscope.kernels.short_conv import short_conv, short_conv_phi
+from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.mixers.phi import Factor, Heads, convolve, mix
+
+
+class HyenaConfig(MixerConfig):
+    """W_o(x2 ⊙ (h * (x1 ⊙ v) + b ⊙ x1 ⊙ v)); x1, x2, v a short conv of W x, h an MLP of the lag."""
+
+    name: Literal["hyena"] = "hyena"
+    l_max: int | None = Field(
+        default=None, ge=1, description="lags over which the filter's time runs from 0 to 1; none: the model's length"
+    )
+    conv_width: int = Field(default=3, ge=1, description="taps of the short conv")
+    filter_bands: int = Field(
+        default=1, ge=1, description="pairs of cosine and sine that the filter reads, beside time"
+    )
+    filter_width: int = Field(default=64, ge=1, description="width of the filter's MLP")
+    filter_layers: int = Field(default=2, ge=0, description="inner layers of the filter's MLP")
+    frequency: float = Field(default=1.0, gt=0, description="initial frequency of the MLP's sines")
+
+
+class ImplicitFilter(nn.Module):
+    """h_l = MLP(features of l) ⊙ exp(−t |δ|), t = l/(l_max − 1); |δ| from 3.07 to 15.35 across channels.
+
+    The features are t, cos(f w), −sin(f w) with w = 2π l/l_max and f from 1e-4 to bands − 1. With one band, as
+    published, f = 1e-4 and the pair is all but constant. A filter depends on l_max, not on the length of the input:
+    past l_max its time runs on beyond 1.
+    """
+
+    once_a_batch = True  # not once a token: accounting leaves it out
+    deltas: Tensor
+
+    def __init__(self, config: HyenaConfig, channels: int):
+        super().__init__()
+        self.l_max = config.l_max or 64
+        self.bands = config.filter_bands
+        width = config.filter_width
+        sizes = [2 * self.bands + 1, *[width] * (config.filter_layers + 1)]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.last = nn.Linear(width, channels, bias=False)
+        self.frequency = nn.Parameter(torch.full((width,), config.frequency))
+        slow, fast = math.log(100) / 1.5, math.log(100) / 0.3
+        self.register_buffer("deltas", torch.linspace(slow, fast, channels), persistent=False)
+        for layer in (*self.layers, self.last):
+            layer.own_init = True  # type: ignore[assignment]
+        for parameter in self.parameters():
+            parameter.no_weight_decay = True  # type: ignore[attr-defined]
+
+    def forward(self, length: int) -> Float[Tensor, "channel lag"]:
+        lag = torch.arange(length, dtype=self.deltas.dtype, device=self.deltas.device)[:, None]
+        t = lag / max(self.l_max - 1, 1)
+        f = torch.linspace(1e-4, self.bands - 1, self.bands, dtype=lag.dtype, device=lag.device)
+        angle = f * (2 * math.pi * lag / self.l_max)
+        h = torch.cat([t, angle.cos(), -angle.sin()], dim=-1)
+        for layer in self.layers:
+            h = torch.sin(self.frequency * layer(h))
+        filters: Tensor = self.last(h) * torch.exp(-t * self.deltas)
+        return filters.T
+
+
+class Hyena(nn.Module):
+    """Φ = diag(x2) · Toeplitz(h + bδ) · diag(x1), per channel.
+
+    `hook_q` holds x2, `hook_k` x1, both after the short conv. `hook_phi_conv` is the short conv on the values, with
+    its bias outside of the matrix; those on x1 and x2 stay fused. There is no finite recurrent state: an implicit
+    filter has no recurrence, so the next output needs every earlier x1 ⊙ v.
+
+    The filter's time needs a scale: `l_max` of the config or, where that is none, 64 until `set_length` says more.
+    """
+
+    on_demand: ClassVar[tuple[str, ...]] = ("hook_phi", "hook_phi_conv")
+    core = ("x2", "filter", "x1")
+    factor_names = ("x2", "filter", "x1", "conv")
+    no_composed = no_phi = ""
+    d_head = 1
+    state_size = None
+
+    def __init__(self, config: HyenaConfig, d_model: int, positions: str):
+        super().__init__()
+        self.config = config
+        self.n_heads = d_model
+        self.in_proj = nn.Linear(d_model, 3 * d_model)
+        self.conv = nn.Conv1d(3 * d_model, 3 * d_model, config.conv_width, groups=3 * d_model)
+        self.filter = ImplicitFilter(config, d_model)
+        self.skip = nn.Parameter(torch.randn(d_model))
+        self.out = nn.Linear(d_model, d_model)
+        self.hook_q, self.hook_k = HookPoint(), HookPoint()
+        self.hook_phi_conv, self.hook_conv = HookPoint(), HookPoint()
+        self.hook_v, self.hook_phi, self.hook_z = HookPoint(), HookPoint(), HookPoint()
+
+    def set_length(self, max_length: int) -> None:
+        """Takes the model's length for `l_max` where the config leaves it open."""
+        self.filter.l_max = self.config.l_max or max_length
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        x1, x2, v = self._into(x)
+        h, length = self.filter(x.shape[1]), x.shape[1]
+
+        def phi() -> Float[Tensor, "batch channel dest src"]:
+            q, k = x2[..., 0].mT[..., :, None], x1[..., 0].mT[..., None, :]
+            return q * toeplitz(h, length, self.skip) * k
+
+        def fused(v: Heads) -> Heads:
+            return x2 * long_conv((x1 * v)[..., 0], h, self.skip)[..., None]
+
+        out: Tensor = self.out(mix(self, v, phi=phi, fused=fused)[..., 0])
+        return out
+
+    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+        """diag(x2) · Toeplitz(h + bδ) · diag(x1) · Φ_conv."""
+        x1, x2, _ = self._into(x)
+        n, length = self.n_heads, x.shape[1]
+        h, weight = self.filter(length), self.conv.weight[2 * n :, 0]
+        return [
+            Factor("x2", n, lambda c: x2[:, :, c, 0].mT, diagonal=True),
+            Factor("filter", n, lambda c: toeplitz(h[c], length, self.skip[c])[None]),
+            Factor("x1", n, lambda c: x1[:, :, c, 0].mT, diagonal=True),
+            Factor("conv", n, lambda c: short_conv_phi(weight[c], length)[None]),
+        ]
+
+    def mixing_flops(self, length: int) -> int:
+        """Of both convolutions and the products, forward, a token: 2 a tap, the long one averaged over causal rows.
+
+        Counted as sums over taps (the FFT that serves long inputs needs fewer) and without the filter's MLP, which
+        runs once for a whole batch.
+        """
+        return self.n_heads * (3 * 2 * self.config.conv_width + length + 1 + 4)
+
+    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Heads, Heads, Heads]:
+        """x1, x2 and the values."""
+        n = self.n_heads
+        weight, bias = self.conv.weight[:, 0], self.conv.bias
+        assert bias is not None
+        u = self.in_proj(x)
+        x1, x2 = short_conv(u[..., : 2 * n], weight[: 2 * n], bias[: 2 * n])[..., None].chunk(2, dim=2)
+        v = convolve(
+            self.hook_phi_conv,
+            u[..., 2 * n :],
+            matrix=lambda: short_conv_phi(weight[2 * n :], x.shape[1]),
+            bias=bias[2 * n :],
+            fused=lambda u: short_conv(u, weight[2 * n :], bias[2 * n :]),
+        )
+        return self.hook_k(x1), self.hook_q(x2), self.hook_conv(v)[..., None]

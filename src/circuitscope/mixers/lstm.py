@@ -1,0 +1,51 @@
+"""LSTM: torch's own, as a plain baseline without Φ."""
+
+from typing import ClassVar, Literal
+
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from circuitscope.hooks import HookPoint
+from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.mixers.phi import Factor
+
+
+class LSTMConfig(MixerConfig):
+    """c ← f ⊙ c + i ⊙ g, h ← o ⊙ tanh(c); the gates i, f, o and g read x and h."""
+
+    name: Literal["lstm"] = "lstm"
+    d_hidden: int | None = Field(default=None, ge=1, description="hidden size; none: d_model")
+
+
+class LSTM(nn.Module):
+    """y = W_O h, one layer of torch's LSTM. `hook_z` carries h as one head."""
+
+    on_demand: ClassVar[tuple[str, ...]] = ()
+    core: tuple[str, ...] = ()
+    factor_names: tuple[str, ...] = ()
+    no_composed = no_phi = (
+        "its gates read the state, so its output is nonlinear in earlier inputs and no mixing matrix Φ exists"
+    )
+    n_heads = 1
+
+    def __init__(self, config: LSTMConfig, d_model: int, positions: str):
+        super().__init__()
+        self.d_head = config.d_hidden or d_model
+        self.lstm = nn.LSTM(d_model, self.d_head, batch_first=True)
+        self.out = nn.Linear(self.d_head, d_model)
+        self.hook_z = HookPoint()
+        self.state_size = 2 * self.d_head
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        hidden, _ = self.lstm(x)
+        out: Tensor = self.out(self.hook_z(hidden[:, :, None])[:, :, 0])
+        return out
+
+    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+        """None."""
+        return []
+
+    def mixing_flops(self, length: int) -> int:
+        """Of the matrices that make the gates from x and h, which cannot be told apart: 2 a weight, a token."""
+        return 2 * sum(p.numel() for p in self.lstm.parameters() if p.ndim == 2)

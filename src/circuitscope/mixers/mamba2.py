@@ -1,0 +1,150 @@
+"""Mamba2: a gated block around SSD, the state-space model with one decay a head."""
+
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from circuitscope.errors import UserError
+from circuitscope.hooks import HookPoint
+from circuitscope.kernels.short_conv import short_conv, short_conv_phi
+from circuitscope.kernels.ssd import ssd, ssd_phi, ssd_with_state_edit
+from circuitscope.mixers.mamba import dt_bias
+from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.mixers.phi import Factor, Heads, convolve, mix
+from circuitscope.mixers.scan import Channels
+
+Steps = Float[Tensor, "batch pos head"]
+Groups = Float[Tensor, "batch pos group state"]
+
+
+class Mamba2Config(MixerConfig):
+    """W_o RMSNorm(y ⊙ SiLU(gate)), y the SSD of SiLU(conv(·)) of values, B and C."""
+
+    name: Literal["mamba2"] = "mamba2"
+    d_state: int = Field(default=128, ge=1, description="states N of a head, for each of its channels")
+    headdim: int = Field(default=64, ge=1, description="channels of a head; must divide expand · d_model")
+    n_groups: int = Field(default=1, ge=1, description="groups of heads that share B and C; must divide the heads")
+    expand: int = Field(default=2, ge=1, description="channels over d_model")
+    conv_width: int = Field(default=4, ge=1, description="taps of the short conv")
+    norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the norm before the output projection")
+
+
+class Mamba2(nn.Module):
+    """Φ = (C Bᵀ ⊙ Γ) diag(Δ) + D δ per head, Γ_ij = exp(Σ_{k=j+1..i} Δ_k A); y = W_o RMSNorm(z ⊙ SiLU(gate)).
+
+    The gate comes before the norm. The gate is a factor, diag(SiLU(gate)); the norm is not linear and
+    belongs to Out. `hook_conv` and `hook_phi_conv` cover the values' channels; B and C go through the
+    same short conv fused, and are read and edited after it at `hook_B` and `hook_C`. `hook_dt` is Δ,
+    after its softplus. The norm is over all channels, also with more groups than one.
+    """
+
+    on_demand: ClassVar[tuple[str, ...]] = ("hook_phi_conv", "hook_state")
+    factor_names = ("gate", "ssd", "silu", "conv")
+    core = ("ssd",)
+    no_composed = no_phi = ""
+
+    def __init__(self, config: Mamba2Config, d_model: int, positions: str):
+        super().__init__()
+        self.config = config
+        channels = config.expand * d_model
+        _check_divides("headdim", config.headdim, f"expand · d_model = {channels}", channels)
+        heads = channels // config.headdim
+        _check_divides("n_groups", config.n_groups, f"the number of heads, {heads}", heads)
+        self.n_heads, self.d_head = heads, config.headdim
+        shared = config.n_groups * config.d_state
+        self.sizes = (channels, channels, 2 * shared, heads)  # gate, values, B and C, Δ
+        convolved = channels + 2 * shared
+        self.in_proj = nn.Linear(d_model, sum(self.sizes), bias=False)
+        self.conv = nn.Conv1d(convolved, convolved, config.conv_width, groups=convolved)
+        self.dt_bias = nn.Parameter(dt_bias(heads))
+        self.A_log = nn.Parameter((1 + 15 * torch.rand(heads)).log())
+        self.D = nn.Parameter(torch.ones(heads))
+        for parameter in (self.dt_bias, self.A_log, self.D):
+            parameter.no_weight_decay = True  # type: ignore[attr-defined]
+        self.norm = nn.RMSNorm(channels, eps=config.norm_eps)
+        self.out = nn.Linear(channels, d_model, bias=False)
+        self.hook_phi_conv, self.hook_conv, self.hook_gate = HookPoint(), HookPoint(), HookPoint()
+        self.hook_dt, self.hook_B, self.hook_C = HookPoint(), HookPoint(), HookPoint()
+        self.hook_v, self.hook_phi, self.hook_state, self.hook_z = (HookPoint() for _ in range(4))
+        self.state_size = channels * config.d_state + convolved * (config.conv_width - 1)
+
+    @property
+    def A(self) -> Float[Tensor, " head"]:
+        return -self.A_log.exp()
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        gate, pre, dt, B, C = self._into(x)
+        A, D = self.A, self.D
+
+        def fused(v: Heads) -> Heads:
+            return ssd(v, dt, A, B, C, D)
+
+        def with_states(v: Heads, edit: Callable[[Tensor], Tensor]) -> Heads:
+            return ssd_with_state_edit(v, dt, A, B, C, D, edit)
+
+        v = rearrange(F.silu(pre), "batch pos (head d_head) -> batch pos head d_head", head=self.n_heads)
+        z = mix(self, v, phi=lambda: ssd_phi(dt, A, B, C, D), fused=fused, state=with_states)
+        out: Tensor = self.out(self.norm(z.flatten(2) * F.silu(gate)))
+        return out
+
+    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+        """diag(SiLU(gate)) · Φ_ssd · diag(σ(pre)) · Φ_conv: Φ_ssd lives on heads, all others on channels."""
+        gate, pre, dt, B, C = self._into(x)
+        n, length, A, D = pre.shape[-1], x.shape[1], self.A, self.D
+        per_group = self.n_heads // self.config.n_groups
+
+        def phi(part: slice) -> Float[Tensor, "batch head dest src"]:
+            groups = torch.arange(part.start, part.stop, device=x.device) // per_group
+            return ssd_phi(dt[..., part], A[part], B[:, :, groups], C[:, :, groups], D[part])
+
+        return [
+            Factor("gate", n, lambda c: F.silu(gate[..., c]).mT, diagonal=True),
+            Factor("ssd", self.n_heads, phi),
+            Factor("silu", n, lambda c: pre[..., c].sigmoid().mT, diagonal=True),
+            Factor("conv", n, lambda c: short_conv_phi(self.conv.weight[c, 0], length)[None]),
+        ]
+
+    def mixing_flops(self, length: int) -> int:
+        """Of the conv and the recurrence (not of its chunked form), forward, a token.
+
+        5 a state and channel (decay 1, write 2, read 2), 3 a channel for Δ x and D x, 2 a tap and channel of the conv.
+        """
+        states, taps = self.config.d_state, self.config.conv_width
+        channels = self.n_heads * self.d_head
+        return channels * (5 * states + 3) + 2 * taps * (channels + 2 * self.config.n_groups * states)
+
+    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels, Steps, Groups, Groups]:
+        """The gate, what enters the values' SiLU, Δ, B and C."""
+        gate, u, u_shared, dt = self.in_proj(x).split(self.sizes, dim=-1)
+        gate = self.hook_gate(gate)
+        channels = self.sizes[1]
+        weight, bias = self.conv.weight[:, 0], self.conv.bias
+        assert bias is not None
+        pre = self.hook_conv(
+            convolve(
+                self.hook_phi_conv,
+                u,
+                matrix=lambda: short_conv_phi(weight[:channels], x.shape[1]),
+                bias=bias[:channels],
+                fused=lambda u: short_conv(u, weight[:channels], bias[:channels]),
+            )
+        )
+        shared = F.silu(short_conv(u_shared, weight[channels:], bias[channels:]))
+        B, C = rearrange(
+            shared, "batch pos (two group state) -> two batch pos group state", two=2, group=self.config.n_groups
+        )
+        dt = self.hook_dt(F.softplus(dt + self.dt_bias))
+        return gate, pre, dt, self.hook_B(B), self.hook_C(C)
+
+
+def _check_divides(name: str, value: int, what: str, whole: int) -> None:
+    """Refuses a size that does not divide another, and names the nearest that does."""
+    if whole % value:
+        nearest = min((n for n in range(1, whole + 1) if whole % n == 0), key=lambda n: abs(n - value))
+        raise UserError(f"{name} must divide {what}, got {value}; nearest: {nearest}")

@@ -1,0 +1,137 @@
+"""RWKV-4's time mixing: a decaying, key-weighted average of the past, per channel."""
+
+import math
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from circuitscope.hooks import HookPoint
+from circuitscope.kernels.short_conv import token_shift, token_shift_phi
+from circuitscope.kernels.wkv import wkv, wkv_phi, wkv_with_state_edit
+from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.mixers.phi import Factor, Heads, convolve, mix
+
+Channels = Float[Tensor, "batch pos channel"]
+
+
+class RWKVConfig(MixerConfig):
+    """W_o(σ(r) ⊙ wkv(k, v)); k, v, r read a mixture of a token and the one before it."""
+
+    name: Literal["rwkv"] = "rwkv"
+
+
+class RWKV(nn.Module):
+    """Φ_ij = σ(r_i) · weights_ij per channel, relative to the values (which come after the token shift):
+
+    weights_ij ∝ e^{k_j − (i−1−j) w} for j < i, weights_ii ∝ e^{u + k_i}, rows sum to 1,
+    w = e^{time_decay}, u = time_first.
+
+    `hook_gate` holds r before σ. `hook_phi_conv` is the shift on the way to the values, per channel of x:
+    mix · I + (1 − mix) · shift; `hook_conv` what it gives, before the projection. `hook_state`
+    [batch, pos, channel, 2] holds the pairs (numerator, denominator), each at the scale of its position's running
+    maximum (kernels.wkv.wkv_with_state_edit); y_t reads the state before t, so an edit at t shows from t + 1 on.
+
+    The initialization of time_decay, time_first and the mixes is RWKV-4's (`set_depth`); the projections are
+    left to the model, where RWKV-4 starts keys, receptance and output at zero.
+    """
+
+    on_demand: ClassVar[tuple[str, ...]] = ("hook_phi", "hook_phi_conv", "hook_state")
+    core = ("receptance", "wkv")
+    factor_names = ("receptance", "wkv", "shift")
+    no_composed = (
+        "rwkv shifts tokens before it projects the values, so a composed matrix over tokens exists only per pair"
+        " of channels; ask for the factors apart: phi, or shift"
+    )
+    no_phi = ""
+    d_head = 1
+
+    def __init__(self, config: RWKVConfig, d_model: int, positions: str):
+        super().__init__()
+        self.config = config
+        channels = self.n_heads = d_model
+        self.time_decay, self.time_first = nn.Parameter(torch.empty(channels)), nn.Parameter(torch.empty(channels))
+        self.time_mix_k, self.time_mix_v, self.time_mix_r = (nn.Parameter(torch.empty(d_model)) for _ in "kvr")
+        for name, parameter in self.named_parameters():
+            if name.startswith("time"):
+                parameter.no_weight_decay = True  # type: ignore[attr-defined]
+        self.key = nn.Linear(d_model, channels, bias=False)
+        self.value = nn.Linear(d_model, channels, bias=False)
+        self.receptance = nn.Linear(d_model, channels, bias=False)
+        self.out = nn.Linear(channels, d_model, bias=False)
+        self.hook_k, self.hook_gate = HookPoint(), HookPoint()
+        self.hook_phi_conv, self.hook_conv = HookPoint(), HookPoint()
+        self.hook_v, self.hook_phi, self.hook_state, self.hook_z = (HookPoint() for _ in range(4))
+        self.state_size = 4 * channels  # numerator, denominator, their scale, and the last input
+        self.set_depth(0, 1)
+
+    def set_depth(self, layer: int, n_layers: int) -> None:
+        """Initializes what RWKV-4 makes depend on the layer: decay and mixes (time_first does not).
+
+        With ρ = layer/(n − 1) (0 at n = 1) and α = 1 − layer/n, per channel h of d:
+        time_decay = −5 + 8 (h/(d−1))^{0.7+1.3ρ}, time_first = ln 0.3 + ½((h+1) mod 3 − 1),
+        mix_k = (h/d)^α, mix_v = (h/d)^α + 0.3ρ, mix_r = (h/d)^{α/2}. A mix of 1 is the token itself.
+        """
+        channels = self.n_heads
+        rho, alpha = layer / max(n_layers - 1, 1), 1 - layer / n_layers
+        h = torch.arange(channels)
+        with torch.no_grad():
+            self.time_decay.copy_(-5 + 8 * (h / max(channels - 1, 1)) ** (0.7 + 1.3 * rho))
+            self.time_first.copy_(math.log(0.3) + 0.5 * ((h + 1) % 3 - 1))
+            self.time_mix_k.copy_((h / channels) ** alpha)
+            self.time_mix_v.copy_((h / channels) ** alpha + 0.3 * rho)
+            self.time_mix_r.copy_((h / channels) ** (alpha / 2))
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        k, v, r = self._into(x)
+        w, u, gate = self.time_decay.exp(), self.time_first, r.sigmoid()
+
+        def phi() -> Float[Tensor, "batch channel dest src"]:
+            return gate.mT[..., None] * wkv_phi(w, u, k)
+
+        def fused(v: Heads) -> Heads:
+            return (gate * wkv(w, u, k, v[..., 0]))[..., None]
+
+        def states(v: Heads, edit: Callable[[Tensor], Tensor]) -> Heads:
+            return (gate * wkv_with_state_edit(w, u, k, v[..., 0], lambda s: edit(s.clone())))[..., None]
+
+        z = mix(self, v[..., None], phi=phi, fused=fused, state=states)[..., 0]
+        out: Tensor = self.out(z)
+        return out
+
+    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+        """diag(σ(r)) · the row-normalized weights; and, on the channels of x, the shift before the values."""
+        k, _, r = self._into(x)
+        w, u, n, length = self.time_decay.exp(), self.time_first, self.n_heads, x.shape[1]
+        return [
+            Factor("receptance", n, lambda c: r[..., c].sigmoid().mT, diagonal=True),
+            Factor("wkv", n, lambda c: wkv_phi(w[c], u[c], k[..., c])),
+            Factor("shift", n, lambda c: self._shift(self.time_mix_v[c], length)[None]),
+        ]
+
+    def mixing_flops(self, length: int) -> int:
+        """Of the shifts and the recurrence, forward, a token: 3 a channel and shift, 20 a channel, 2 for σ(r)."""
+        return self.n_heads * (3 * 3 + 20 + 2)
+
+    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels, Channels]:
+        """Keys, values and receptance."""
+        before = token_shift(x)
+        k = self.hook_k(self.key(before.lerp(x, self.time_mix_k))[..., None])[..., 0]
+        shifted = convolve(
+            self.hook_phi_conv,
+            x,
+            matrix=lambda: self._shift(self.time_mix_v, x.shape[1]),
+            bias=None,
+            fused=lambda x: before.lerp(x, self.time_mix_v),
+        )
+        v = self.value(self.hook_conv(shifted))
+        return k, v, self.hook_gate(self.receptance(before.lerp(x, self.time_mix_r)))
+
+    @staticmethod
+    def _shift(mix: Float[Tensor, " channel"], length: int) -> Float[Tensor, "channel dest src"]:
+        """mix · I + (1 − mix) · shift."""
+        own = torch.eye(length, dtype=mix.dtype, device=mix.device)
+        before = token_shift_phi(length, dtype=mix.dtype, device=mix.device)
+        return mix[:, None, None] * own + (1 - mix)[:, None, None] * before

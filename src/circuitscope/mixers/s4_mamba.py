@@ -1,0 +1,33 @@
+"""S4-Mamba: Mamba's block with S4D in place of the selective scan."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from circuitscope.mixers.mamba import GatedBlock, GatedBlockConfig
+from circuitscope.mixers.s4 import S4D, s4d_flops
+from circuitscope.mixers.scan import Channels, Scan
+
+
+class S4MambaConfig(GatedBlockConfig):
+    """W_o(y ⊙ SiLU(gate)), y a fixed convolution (S4D) of SiLU(conv(W_x x))."""
+
+    name: Literal["s4_mamba"] = "s4_mamba"
+    d_state: int = Field(default=16, ge=2, multiple_of=2, description="states N of a channel, half of them stored")
+
+
+class S4Mamba(GatedBlock):
+    """Φ_ij = K_{i−j} + D δ_ij per channel, the same for every input; around it Mamba's factors."""
+
+    ssm: S4D
+
+    def __init__(self, config: S4MambaConfig, d_model: int, positions: str):
+        super().__init__(config, d_model, lambda n: S4D(n, config.d_state), config.d_state)
+        self.d_state = config.d_state
+
+    def scan(self, v: Channels) -> Scan:
+        return self.ssm.scan(v.shape[1])
+
+    def mixing_flops(self, length: int) -> int:
+        """Of the conv and of S4D's recurrence, forward, a token."""
+        return self.n_heads * s4d_flops(self.d_state) + self._conv_flops()

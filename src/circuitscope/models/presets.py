@@ -1,0 +1,110 @@
+"""Named models: which mixers in which layers, and what the studies mean by "a layer" of each.
+
+In the MQAR studies a layer is a token mixer followed by an MLP; the bare blocks have no MLP.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from circuitscope.errors import UserError, shown, unknown
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model for any number of layers: `fields(n)` are the fields of its config."""
+
+    about: str
+    fields: Callable[[int], dict[str, Any]]
+    layers: int = 2
+
+
+def _stack(*mixers: Any, **fields: Any) -> Callable[[int], dict[str, Any]]:
+    """The mixers in turn, as often as it takes."""
+    return lambda n: {"mixers": [mixers[i % len(mixers)] for i in range(n)], **fields}
+
+
+def _based(n: int) -> dict[str, Any]:
+    """Gated conv and linear attention by turns; one layer is the linear attention."""
+    attention = {"name": "based", "feature_dim": 8}
+    layers = [attention if i % 2 else "gated_conv" for i in range(n)] if n > 1 else [attention]
+    return {"mixers": layers, "positions": "learned", "init": "gpt2"}
+
+
+def _mambaformer(n: int) -> dict[str, Any]:
+    """A Mamba block, then n times attention and Mamba."""
+    return {"mixers": ["mamba", *[_EIGHT_HEADS, "mamba"] * n], "positions": "none", "state_mixer": "none"}
+
+
+def _standard_hybrid(n: int) -> dict[str, Any]:
+    return {"mixers": [_EIGHT_HEADS, "mamba"] * n, "positions": "learned", "state_mixer": "none"}
+
+
+def _one_hybrid(n: int) -> dict[str, Any]:
+    """n Mamba blocks, the middle two replaced by attention and Mamba."""
+    mixers: list[Any] = ["mamba"] * n
+    if n >= 2:
+        mixers[n // 2 - 1 : n // 2 + 1] = [_EIGHT_HEADS, "mamba"]
+    return {"mixers": mixers, "positions": "none", "state_mixer": "none"}
+
+
+_EIGHT_HEADS = {"name": "attention", "n_heads": 8}
+
+PRESETS: dict[str, Preset] = {
+    "attention": Preset("softmax attention, one head, learned positions", _stack("attention")),
+    **{
+        f"attention_conv_{on}": Preset(
+            f"attention with a short conv before {', '.join(on.upper())}", _stack({"name": "attention", "conv_on": on})
+        )
+        for on in ("q", "k", "v", "qkv")
+    },
+    "based": Preset("Taylor linear attention, by turns with a gated short conv", _based),
+    "h3": Preset("H3: shift SSM, then S4D between two gates", _stack("h3")),
+    "hyena": Preset("Hyena, order 2: implicit long conv between two gates", _stack("hyena")),
+    "rwkv": Preset("RWKV-4 time mixing", _stack("rwkv")),
+    "mamba": Preset("Mamba block followed by an MLP, as in the MQAR studies", _stack("mamba")),
+    "mamba_bare": Preset("Mamba blocks alone, as published", _stack("mamba", state_mixer="none")),
+    "mamba_no_conv": Preset("Mamba without its short conv", _stack({"name": "mamba", "conv": False})),
+    "mamba_no_gate": Preset("Mamba without its gate", _stack({"name": "mamba", "gate": False})),
+    "s6": Preset("the selective scan alone, followed by an MLP", _stack("s6")),
+    "mamba2": Preset("Mamba2 (SSD)", _stack("mamba2")),
+    "deltanet": Preset("DeltaNet, one head", _stack("deltanet")),
+    "gated_deltanet": Preset("Gated DeltaNet, one head", _stack("gated_deltanet")),
+    "s4": Preset("S4 (S4D-Lin)", _stack("s4")),
+    "s4_mamba": Preset("Mamba's block around S4D", _stack("s4_mamba")),
+    "mambaformer": Preset("a Mamba block, then attention and Mamba by turns; two blocks a layer", _mambaformer),
+    "standard_hybrid": Preset(
+        "attention and Mamba by turns with learned positions; two blocks a layer", _standard_hybrid
+    ),
+    "transformer_initial_mamba": Preset(
+        "a Mamba layer, then attention layers, no positions",
+        lambda n: {"mixers": ["mamba", *[_EIGHT_HEADS] * n], "positions": "none"},
+    ),
+    "mamba_one_hybrid": Preset("Mamba blocks, the middle two being attention and Mamba", _one_hybrid, layers=8),
+    "lstm": Preset("torch's LSTM, the plain baseline; it has no Φ", _stack("lstm")),
+}
+
+
+def expand_preset(model: dict[str, Any]) -> dict[str, Any]:
+    """A model's fields with the key `preset`, if there is one, replaced by what it stands for."""
+    if "preset" not in model:
+        return model
+    rest = {key: value for key, value in model.items() if key not in ("preset", "n_layers")}
+    layers = model.get("n_layers")
+    if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or not 1 <= layers <= 512):
+        raise UserError(f"model.n_layers: expected a number of layers from 1 to 512, got {shown(layers)}")
+    return preset_fields(model["preset"], layers) | rest
+
+
+def named_model(name: str) -> dict[str, Any]:
+    """A model given as a word: a preset, or a list of mixers with commas."""
+    return {"preset": name} if name in PRESETS or "," not in name else {"mixers": name}
+
+
+def preset_fields(name: str, n_layers: int | None = None) -> dict[str, Any]:
+    """Fields of the model's config for a preset; `n_layers` counts layers as the preset does."""
+    if not isinstance(name, str) or name not in PRESETS:
+        raise unknown("model", name, PRESETS)
+    preset = PRESETS[name]
+    fields = preset.fields(preset.layers if n_layers is None else n_layers)
+    return {**fields, "n_layers": len(fields["mixers"])}

@@ -1,0 +1,361 @@
+"""The Φ contract as checks any mixer can be put through: a mixer module and its input in, assertions out.
+
+`mixer` is a built module, `x` [batch, pos, d_model] in the mixer's dtype. Checks compare a run with an
+identity hook, never the fused path, wherever bits must not change.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import circuitscope as cs
+from circuitscope import mixers
+from circuitscope.mixers import Mixer, MixerConfig
+from circuitscope.mixers.phi import product
+from circuitscope.models.config import ModelConfig
+from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.training.config import TrainConfig
+from circuitscope.training.optimizer import make_optimizer
+
+Edit = Callable[[Tensor], Tensor | None]
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # of the largest entry
+
+
+# -- modules, inputs, runs ----------------------------------------------------------------------------
+
+
+def stream(length: int, d_model: int, batch: int = 2, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """What a mixer reads: the normalized residual stream."""
+    return torch.randn(batch, length, d_model, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def shaken(mixer: nn.Module, by: float = 0.1, seed: int = 0) -> Any:
+    """The mixer with noise on every parameter, so that none is a constant, in eval mode."""
+    r = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.add_(by * torch.randn(parameter.shape, generator=r, dtype=torch.float64).to(parameter.dtype))
+    return mixer.eval()
+
+
+def briefly_trained(
+    monkeypatch: Any, config: MixerConfig, module: type[nn.Module], d_model: int = 16, steps: int = 30, length: int = 32
+) -> tuple[HookedLM, Tensor]:
+    """A 1-layer model after `steps` of AdamW on MQAR, and tokens it has not seen. Registers the mixer for the test."""
+    monkeypatch.setitem(mixers._MIXERS, config.name, (type(config), module))
+    task = cs.task("mqar", length=length, pairs=4, vocab_size=64)
+    shape = {"mixers": [config], "n_layers": 1, "d_model": d_model, "vocab_size": 64, "max_length": length}
+    model = HookedLM(ModelConfig.model_validate(shape))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        batch = task.batch(step, size=16)
+        where, labels = batch.labelled()
+        loss = F.cross_entropy(model(batch.tokens, where), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval(), task.batch(0, split="test", size=3).tokens
+
+
+def identity(value: Tensor) -> Tensor:
+    """A hook that asks for a path and changes nothing."""
+    return value
+
+
+def run(mixer: Any, x: Tensor, **edits: Edit) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output, and what passed hook_v, hook_z and (where there is one) hook_conv, with edits at named hooks."""
+    seen: dict[str, Tensor] = {}
+    handles = [getattr(mixer, n).register_forward_hook(lambda m, a, out, e=e: e(out)) for n, e in edits.items()]
+    for name in ("hook_v", "hook_z", "hook_conv"):
+        if hasattr(mixer, name):
+            handles.append(
+                getattr(mixer, name).register_forward_hook(lambda m, a, out, n=name: seen.update({n[5:]: out}))
+            )
+    try:
+        return mixer(x), seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def seen_at(mixer: Any, x: Tensor, hook: str) -> Tensor:
+    """What one hook carries, detached."""
+    kept: list[Tensor] = []
+    run(mixer, x, **{hook: lambda value: kept.append(value.detach().clone())})
+    assert kept, f"{hook} did not fire"
+    return kept[0]
+
+
+def exempt_from_decay(mixer: nn.Module) -> set[str]:
+    """Names of the parameters that the package's optimizer spares."""
+    groups = make_optimizer(mixer, TrainConfig(weight_decay=0.1)).param_groups
+    spared = {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+    return {name for name, p in mixer.named_parameters() if id(p) in spared}
+
+
+def assert_close(got: Tensor, want: Tensor, tolerance: float | None = None, what: str = "") -> None:
+    """max|got − want| ≤ tolerance · max|want|."""
+    tolerance = TOLERANCE[want.dtype] if tolerance is None else tolerance
+    error = float((got - want).detach().abs().max())
+    assert error <= tolerance * float(want.detach().abs().max()), f"{what}: {error:.3g}, largest {want.abs().max():.3g}"
+
+
+# -- Φ ------------------------------------------------------------------------------------------------
+
+
+def check_protocol(mixer: Any, x: Tensor) -> None:
+    """The attributes and hooks of a mixer, with the shapes the contract gives them."""
+    assert isinstance(mixer, Mixer)
+    assert isinstance(mixer.out, nn.Linear)
+    heads = (*x.shape[:2], mixer.n_heads, mixer.d_head)
+    out, seen = run(mixer, x)
+    assert out.shape == x.shape
+    assert out.dtype == x.dtype
+    assert seen["v"].shape == heads
+    assert seen["z"].shape == heads
+    assert set(mixer.core) <= set(mixer.factor_names)
+    assert mixer.mixing_flops(x.shape[1]) > 0
+
+
+def check_fused_path_builds_nothing(mixer: Any, x: Tensor) -> None:
+    """Without a listener neither Φ nor what is made on demand is built."""
+    fired: list[str] = []
+    names = {name for name in ("hook_phi", *mixer.on_demand) if hasattr(mixer, name)}
+    originals = {name: getattr(mixer, name).forward for name in names}
+    try:
+        for name in names:
+            getattr(mixer, name).forward = lambda v, n=name: (fired.append(n), originals[n](v))[1]
+        mixer(x)
+        assert fired == []
+        run(mixer, x, hook_phi=identity)
+        assert fired == ["hook_phi"]
+    finally:
+        for name in names:
+            del getattr(mixer, name).forward
+
+
+def check_phi_identity(mixer: Any, x: Tensor, tolerance: float | None = None) -> None:
+    """Φ·v is the fused z, and the output by either path is the same."""
+    with torch.no_grad():
+        fused_out, fused = run(mixer, x)
+        out, seen = run(mixer, x, hook_phi=identity)
+    assert torch.equal(seen["v"], fused["v"])
+    assert_close(seen["z"], fused["z"], tolerance, "z")
+    assert_close(out, fused_out, tolerance, "output")
+
+
+def check_lower_triangular(mixer: Any, x: Tensor) -> None:
+    """Φ is [batch, head, dest, src] and zero above the diagonal."""
+    phi = seen_at(mixer, x, "hook_phi")
+    assert phi.shape == (x.shape[0], mixer.n_heads, x.shape[1], x.shape[1])
+    assert (phi.triu(1) == 0).all()
+    assert phi.isfinite().all()
+
+
+def check_edit_one_entry(mixer: Any, x: Tensor, by: float = 0.7) -> None:
+    """Φ[b, h, i, j] + by moves row i of head h of z by `by` · v[b, j, h], and the output at (b, i): nothing else."""
+    batch, length, last = len(x), x.shape[1], mixer.n_heads - 1
+    entries = {(batch - 1, last, length - 1, 0), (0, last // 2, length // 2, length // 4), (0, 0, 0, 0)}
+    with torch.no_grad():
+        before_out, before = run(mixer, x, hook_phi=identity)
+        for b, h, i, j in sorted(entries):
+
+            def edit(phi: Tensor, at: tuple[int, ...] = (b, h, i, j)) -> Tensor:
+                phi = phi.clone()
+                phi[at] += by
+                return phi
+
+            after_out, after = run(mixer, x, hook_phi=edit)
+            touched = torch.zeros(before["z"].shape[:3], dtype=torch.bool)
+            touched[b, i, h] = True
+            assert torch.equal(after["z"][~touched], before["z"][~touched])
+            moved = (after["z"] - before["z"])[b, i, h]
+            want = by * before["v"][b, j, h]
+            slack = 4 * torch.finfo(x.dtype).eps * float(after["z"][b, i, h].abs().max() + want.abs().max())
+            assert float((moved - want).abs().max()) <= slack
+            others = torch.ones(x.shape[:2], dtype=torch.bool)
+            others[b, i] = False
+            assert torch.equal(after_out[others], before_out[others])
+            assert not torch.equal(after_out[b, i], before_out[b, i])
+
+
+def check_edit_in_place(mixer: Any, x: Tensor, hooks: tuple[str, ...] = ("hook_phi",)) -> None:
+    """A hook that writes into its value and returns nothing does what one that returns an edited copy does."""
+    for hook in hooks:
+        start = seen_at(mixer, x, hook)
+        at = (0, -1) if hook == "hook_state" else (0, 0, -1, 0)
+
+        def copied(value: Tensor, at: tuple[int, ...] = at) -> Tensor:
+            value = value.clone()
+            value[at] += 1
+            return value
+
+        def written(value: Tensor, at: tuple[int, ...] = at) -> None:
+            value[at] += 1
+
+        with torch.no_grad():
+            want, seen_want = run(mixer, x, **{hook: copied})
+            got, seen_got = run(mixer, x, **{hook: written})
+            assert torch.equal(seen_got["z"], seen_want["z"]), f"{hook}: {list(start.shape)} written in place"
+            assert torch.equal(got, want)
+            assert torch.equal(seen_at(mixer, x, hook), start)
+
+
+def check_gradient_through_phi(mixer: Any, x: Tensor, entries: int = 4) -> None:
+    """float64: the gradient at Φ matches finite differences; parameters and input get the fused path's gradients."""
+    assert x.dtype == torch.float64, "finite differences want float64"
+    r = torch.Generator().manual_seed(1)
+    weights = torch.randn(x.shape, generator=r, dtype=x.dtype)
+    phi = seen_at(mixer, x, "hook_phi").contiguous().requires_grad_()
+
+    def loss(value: Tensor) -> Tensor:
+        return (run(mixer, x, hook_phi=lambda _: value)[0] * weights).sum()
+
+    (gradient,) = torch.autograd.grad(loss(phi), phi)
+    for _ in range(entries):
+        dest = int(torch.randint(x.shape[1], (), generator=r))
+        at = (
+            int(torch.randint(x.shape[0], (), generator=r)),
+            int(torch.randint(mixer.n_heads, (), generator=r)),
+            dest,
+            int(torch.randint(dest + 1, (), generator=r)),
+        )
+        step = torch.zeros_like(phi)
+        step[at] = 1e-5
+        with torch.no_grad():
+            slope = float(loss(phi + step) - loss(phi - step)) / 2e-5
+        assert abs(slope - float(gradient[at])) <= 1e-6 * float(gradient.abs().max())
+
+    x = x.detach().requires_grad_()
+    leaves = dict(mixer.named_parameters()) | {"x": x}
+    fused, through = (
+        torch.autograd.grad((run(mixer, x, **edits)[0] * weights).sum(), list(leaves.values()), allow_unused=True)
+        for edits in ({}, {"hook_phi": identity})
+    )
+    for name, want, got in zip(leaves, fused, through, strict=True):
+        assert want is not None, f"no gradient at {name}"
+        assert got is not None, f"no gradient at {name} through Φ"
+        slack = 1e-9 * max(float(want.abs().max()), 1e-6)
+        assert float((got - want).abs().max()) <= slack, f"gradient at {name}"
+
+
+# -- the conv and the state ---------------------------------------------------------------------------
+
+
+def check_conv_hook(mixer: Any, x: Tensor) -> None:
+    """The conv's matrix gives the fused conv; an edit of an entry moves the conv there and reaches the output."""
+    matrix = seen_at(mixer, x, "hook_phi_conv")
+    channels = matrix.shape[1]
+    assert matrix.shape == (x.shape[0], channels, x.shape[1], x.shape[1])
+    assert (matrix.triu(1) == 0).all()
+    with torch.no_grad():
+        fused_out, fused = run(mixer, x)
+        out, seen = run(mixer, x, hook_phi_conv=identity)
+        for name, want in fused.items():
+            assert_close(seen[name], want, what=name)
+        assert_close(out, fused_out, what="output")
+        b, c, i, j = len(x) - 1, channels // 2, x.shape[1] // 2, x.shape[1] // 4
+
+        def edit(value: Tensor) -> Tensor:
+            value = value.clone()
+            value[b, c, i, j] += 1
+            return value
+
+        # through Φ too: a fused path by FFT leaves rounding before the edit
+        out, seen = run(mixer, x, hook_phi_conv=identity, hook_phi=identity)
+        edited_out, edited = run(mixer, x, hook_phi_conv=edit, hook_phi=identity)
+        if "conv" in seen:
+            touched = torch.zeros(seen["conv"].shape, dtype=torch.bool)
+            touched[b, i, c] = True
+            assert torch.equal(edited["conv"][~touched], seen["conv"][~touched])
+            assert (edited["conv"][touched] != seen["conv"][touched]).all()
+        for after, before in ((edited["z"], seen["z"]), (edited_out, out)):
+            untouched = torch.ones(x.shape[:2], dtype=torch.bool)
+            untouched[b, i:] = False
+            assert torch.equal(after[untouched], before[untouched])
+            assert not torch.equal(after[b, i], before[b, i])
+
+
+def check_state_hook(mixer: Any, x: Tensor, reach: int = 0) -> None:
+    """The state is all that is remembered: readable, writable, and a written one speaks for the past.
+
+    Two sequences that agree after position s part ways only through the state. Writing one's state into
+    the other at t = s + reach (`reach` is how far a conv or shift before the values looks back) must
+    leave every position before t as it was, bit for bit, and make those after t the other's.
+    """
+    length = x.shape[1]
+    t = length // 2
+    s = t - reach
+    assert s >= 0, f"reach {reach} asks for a length of at least {2 * reach}, not {length}"
+    other = x.clone()
+    other[:, : s + 1] = stream(s + 1, x.shape[2], len(x), x.dtype, seed=99)
+    donor = seen_at(mixer, other, "hook_state")
+    assert donor.shape[:2] == x.shape[:2]
+
+    def write(states: Tensor) -> Tensor:
+        states = states.clone()
+        states[:, t] = donor[:, t]
+        return states
+
+    with torch.no_grad():
+        plain_out, plain = run(mixer, x)
+        kept_out, kept = run(mixer, x, hook_state=identity)
+        assert_close(kept["z"], plain["z"], what="z by the recurrence")
+        assert_close(kept_out, plain_out, what="output by the recurrence")
+        written_out, written = run(mixer, x, hook_state=write)
+        want_out, want = run(mixer, other)
+    assert torch.equal(written["z"][:, :t], kept["z"][:, :t])
+    assert torch.equal(written_out[:, :t], kept_out[:, :t])
+    if t + 1 < length:
+        assert not torch.equal(written["z"][:, t + 1 :], kept["z"][:, t + 1 :])
+        assert_close(written["z"][:, t + 1 :], want["z"][:, t + 1 :], what="z after the written state")
+        assert_close(written_out[:, t + 1 :], want_out[:, t + 1 :], what="output after the written state")
+
+
+# -- factors ------------------------------------------------------------------------------------------
+
+
+def check_factors(mixer: Any, x: Tensor) -> None:
+    """Factors in the order of their names, each of the right shape, in slices as whole; the core is hook_phi."""
+    batch, length = x.shape[:2]
+    with torch.no_grad():
+        factors = mixer.factors(x)
+        assert tuple(f.name for f in factors) == mixer.factor_names
+        for factor in factors:
+            whole = factor.build(slice(0, factor.size))
+            shape = (factor.size, length) if factor.diagonal else (factor.size, length, length)
+            assert whole.shape[1:] == shape, factor.name
+            assert whole.shape[0] in (1, batch), factor.name
+            part = slice(factor.size // 2, factor.size // 2 + 1)
+            assert_close(factor.build(part), whole[:, part], 1e-6, f"a slice of {factor.name}")
+        core = [f for f in factors if f.name in mixer.core]
+        phi = product(core, slice(0, mixer.n_heads)).expand(batch, -1, -1, -1)
+        assert_close(phi, seen_at(mixer, x, "hook_phi"), 1e-6, "product of the core")
+
+
+def check_composed(mixer: Any, x: Tensor, u: Tensor, tolerance: float = 1e-12) -> None:
+    """All factors times u (what enters the first of them, [batch, pos, channel]) is the outer factors times z.
+
+    Exact only where nothing affine stands between the factors: set a conv's bias to zero first.
+    """
+    with torch.no_grad():
+        factors = mixer.factors(x)
+        core = [i for i, f in enumerate(factors) if f.name in mixer.core]
+        outer, inner = factors[: core[0]], factors[core[-1] + 1 :]
+        seen = run(mixer, x)[1]
+        z, v = seen["z"].flatten(2), seen["v"].flatten(2)
+        size = max(f.size for f in factors)
+        assert u.shape == (*x.shape[:2], size)
+        if inner:
+            assert_close(_times(inner, u), v, tolerance, "what stands before Φ")
+        want = _times(outer, z) if outer else z
+        assert_close(_times(factors, u), want, tolerance, "the composed matrix")
+
+
+def _times(factors: Any, u: Tensor) -> Tensor:
+    matrix = product(factors, slice(0, max(f.size for f in factors)))
+    per_head = u.shape[2] // matrix.shape[1]  # where all factors live on heads
+    return torch.einsum("bcij,bjc->bic", matrix.repeat_interleave(per_head, 1).expand(len(u), -1, -1, -1), u)

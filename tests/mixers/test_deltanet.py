@@ -1,0 +1,149 @@
+"""The Φ contract of DeltaNet and Gated DeltaNet, their state, and what the papers say of them."""
+
+import contract
+import pytest
+import torch
+from torch.nn import functional as F
+
+from circuitscope.errors import UserError
+from circuitscope.kernels.delta_rule import delta_rule_reference
+from circuitscope.mixers.deltanet import DeltaNet, DeltaNetConfig, GatedDeltaNetConfig
+
+CONFIGS = {
+    "one head": DeltaNetConfig(),
+    "two heads, β to 2": DeltaNetConfig(n_heads=2, allow_neg_eigval=True),
+    "gated": GatedDeltaNetConfig(),
+    "gated, three heads, d_key 5, d_value 7": GatedDeltaNetConfig(n_heads=3, d_key=5, d_value=7),
+}
+D_MODEL = 16
+
+
+@pytest.fixture(params=CONFIGS.values(), ids=CONFIGS.keys())
+def config(request):
+    return request.param
+
+
+def build(config, dtype=torch.float32):
+    torch.manual_seed(0)
+    return contract.shaken(DeltaNet(config, D_MODEL, "none").to(dtype))
+
+
+@pytest.mark.parametrize("length", [1, 2, 17, 256])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_phi_times_v_is_the_fused_output(config, length, batch, dtype):
+    mixer, x = build(config, dtype), contract.stream(length, D_MODEL, batch, dtype)
+    contract.check_protocol(mixer, x)
+    contract.check_phi_identity(mixer, x)
+    contract.check_lower_triangular(mixer, x)
+
+
+def test_phi_times_v_is_the_fused_output_on_trained_weights(config, monkeypatch):
+    model, tokens = contract.briefly_trained(monkeypatch, config, DeltaNet)
+    mixer, x = model.layers[0].mixer, model.mixer_input(tokens, 0)
+    contract.check_phi_identity(mixer, x)
+    contract.check_state_hook(mixer, x, reach=config.conv_width - 1)
+
+
+@pytest.mark.parametrize("length", [64, 256])
+def test_phi_times_v_is_the_fused_output_with_near_equal_keys_and_beta_two(length):
+    """The case that ruins a float32 solve: every write flips what nearly the same key held."""
+    mixer = build(DeltaNetConfig(allow_neg_eigval=True))
+    x = contract.stream(1, D_MODEL) + 1e-3 * contract.stream(length, D_MODEL, seed=1)
+    with torch.no_grad():
+        both = [
+            contract.run(mixer, x, hook_beta=lambda b: torch.full_like(b, 2), **phi)[1]["z"]
+            for phi in ({}, {"hook_phi": contract.identity})
+        ]
+    contract.assert_close(both[1], both[0])
+
+
+def test_an_edit_of_phi_moves_one_row(config):
+    contract.check_edit_one_entry(build(config), contract.stream(9, D_MODEL))
+
+
+def test_gradients_flow_through_phi(config):
+    contract.check_gradient_through_phi(build(config, torch.float64), contract.stream(7, D_MODEL, dtype=torch.float64))
+
+
+def test_the_conv_on_the_values_can_be_edited(config):
+    contract.check_conv_hook(build(config), contract.stream(13, D_MODEL))
+
+
+def test_the_state_can_be_read_and_written(config):
+    mixer, x = build(config), contract.stream(16, D_MODEL)
+    contract.check_state_hook(mixer, x, reach=config.conv_width - 1)
+    states = contract.seen_at(mixer, x, "hook_state")
+    assert states.shape == (2, 16, mixer.n_heads, mixer.d_key, mixer.d_head)
+
+
+def test_hooks_may_write_in_place(config):
+    contract.check_edit_in_place(build(config), contract.stream(6, D_MODEL, batch=1), ("hook_phi", "hook_state"))
+
+
+def test_the_factors_compose(config):
+    mixer, x = build(config, torch.float64), contract.stream(11, D_MODEL, dtype=torch.float64)
+    contract.check_factors(mixer, x)
+    contract.check_composed(mixer, x, mixer.in_proj(x).split(mixer.sizes, dim=-1)[1])
+
+
+def test_the_mixer_is_its_definition(config):
+    """Conv by torch's conv1d, the recurrence step by step, norm before gate; 1e-12 in float64."""
+    mixer, x = build(config, torch.float64), contract.stream(12, D_MODEL, dtype=torch.float64)
+    qk, v, b, *rest = mixer.in_proj(x).split(mixer.sizes, dim=-1)
+    qkv = torch.cat([qk, v], -1).mT
+    width = config.conv_width
+    qkv = F.silu(F.conv1d(F.pad(qkv, (width - 1, 0)), mixer.conv.weight, groups=qkv.shape[1]).mT)
+    keys = mixer.n_heads * mixer.d_key
+    q, k, v = qkv.split([keys, keys, mixer.n_heads * mixer.d_head], dim=-1)
+    q, k, v = (part.unflatten(-1, (mixer.n_heads, -1)) for part in (q, k, v))
+    q, k = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
+    beta = b.sigmoid() * (2 if config.allow_neg_eigval else 1)
+    g = -mixer.A_log.exp() * torch.log1p(torch.exp(rest[0] + mixer.dt_bias)) if config.gated else None
+    z = delta_rule_reference(q, k, v, beta, g)
+    z = z / (z.square().mean(-1, keepdim=True) + config.norm_eps).sqrt() * mixer.norm.weight
+    if config.gated:
+        z = z * F.silu(rest[1].unflatten(-1, (mixer.n_heads, -1)))
+    contract.assert_close(mixer(x), mixer.out(z.flatten(2)), 1e-12)
+
+
+def test_state_size_by_hand():
+    plain = DeltaNet(DeltaNetConfig(n_heads=2), 32, "none")
+    assert plain.state_size == 2 * 16 * 16 + 3 * (32 + 32 + 32)
+    gated = DeltaNet(GatedDeltaNetConfig(n_heads=3, d_key=5, d_value=7, conv_width=2), 16, "none")
+    assert gated.state_size == 3 * 5 * 7 + 1 * (15 + 15 + 21)
+
+
+def test_a_repeated_key_is_overwritten():
+    """With orthonormal keys and β = 1, Φ reads only the last write to a key: the delta rule's point."""
+    mixer, x = build(DeltaNetConfig(d_key=4), torch.float64), contract.stream(6, D_MODEL, dtype=torch.float64)
+    order = torch.tensor([0, 1, 0, 2, 1, 0])
+    keys = torch.eye(4, dtype=torch.float64)[order].expand(2, 6, 4)[:, :, None]
+    seen = []
+    contract.run(
+        mixer,
+        x,
+        hook_q=lambda q: keys,
+        hook_k=lambda k: keys,
+        hook_beta=torch.ones_like,
+        hook_phi=lambda phi: seen.append(phi.detach()),
+    )
+    contract.assert_close(seen[0], 0.5 * torch.eye(6, dtype=torch.float64).expand(2, 1, 6, 6), 1e-12)
+
+
+def test_the_decay_starts_as_published():
+    """A in [0.01, 16], step sizes in [1e-3, 1e-1], and neither is weight-decayed."""
+    torch.manual_seed(0)
+    mixer = DeltaNet(GatedDeltaNetConfig(n_heads=64, d_key=2, d_value=2), 16, "none")
+    A, dt = mixer.A_log.exp(), F.softplus(mixer.dt_bias)
+    assert 0.01 <= A.min() < 2
+    assert 14 < A.max() <= 16
+    assert dt.min() * 1.0001 >= 1e-3
+    assert dt.max() <= 0.1 * 1.0001
+    assert mixer.A_log.no_weight_decay
+    assert mixer.dt_bias.no_weight_decay
+
+
+def test_heads_that_do_not_divide_the_model_are_refused():
+    with pytest.raises(UserError, match="n_heads must divide d_model = 16, got 3"):
+        DeltaNet(DeltaNetConfig(n_heads=3), 16, "none")

@@ -1,0 +1,215 @@
+"""Mamba keeps the Φ contract with and without its conv and gate; its states are those of the recurrence."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from contract import (
+    briefly_trained,
+    check_composed,
+    check_conv_hook,
+    check_edit_in_place,
+    check_edit_one_entry,
+    check_factors,
+    check_fused_path_builds_nothing,
+    check_gradient_through_phi,
+    check_lower_triangular,
+    check_phi_identity,
+    check_protocol,
+    check_state_hook,
+    exempt_from_decay,
+    run,
+    seen_at,
+    shaken,
+    stream,
+)
+
+from circuitscope.mixers.mamba import Mamba, MambaConfig
+from circuitscope.models.config import ModelConfig
+from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.models.phi import phi
+
+VARIANTS = {
+    "whole": {},
+    "no_conv": {"conv": False},
+    "no_gate": {"gate": False},
+    "bare": {"conv": False, "activation": False, "gate": False},
+    "odd_sizes": {"d_state": 5, "conv_width": 3, "expand": 3, "dt_rank": 2},
+}
+
+
+def build(variant: str = "whole", d_model: int = 16, dtype: torch.dtype = torch.float32) -> Mamba:
+    torch.manual_seed(0)
+    return shaken(Mamba(MambaConfig(**VARIANTS[variant]), d_model, "none").to(dtype))
+
+
+def reach(variant: str) -> int:
+    config = MambaConfig(**VARIANTS[variant])
+    return config.conv_width - 1 if config.conv else 0
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_is_a_mixer_that_builds_phi_only_on_demand(variant):
+    check_protocol(build(variant), stream(9, 16))
+    check_fused_path_builds_nothing(build(variant), stream(9, 16))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("length", "batch"), [(1, 1), (1, 3), (2, 1), (2, 3), (17, 1), (17, 3), (64, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_phi_times_v_is_the_fused_scan(variant, length, batch, dtype):
+    mixer, x = build(variant, dtype=dtype), stream(length, 16, batch, dtype)
+    check_phi_identity(mixer, x)
+    check_lower_triangular(mixer, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_phi_times_v_is_the_fused_scan_at_length_256(dtype):
+    check_phi_identity(build(dtype=dtype), stream(256, 16, 1, dtype))
+
+
+def test_the_contract_holds_on_trained_weights(monkeypatch):
+    model, tokens = briefly_trained(monkeypatch, MambaConfig(), Mamba)
+    for dtype in (torch.float32, torch.float64):
+        mixer, x = model.to(dtype).layers[0].mixer, model.mixer_input(tokens, 0).detach()
+        check_phi_identity(mixer, x)
+        check_edit_one_entry(mixer, x)
+        check_conv_hook(mixer, x)
+        check_state_hook(mixer, x, reach=3)
+        check_factors(mixer, x)
+    check_phi_identity(model.float().layers[0].mixer, stream(256, 16, 1))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("length", [1, 2, 17])
+def test_one_entry_of_phi_moves_one_row(variant, length):
+    check_edit_one_entry(build(variant), stream(length, 16, 3))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_gradients_flow_through_phi(variant):
+    check_gradient_through_phi(build(variant, dtype=torch.float64), stream(9, 16, 2, torch.float64))
+
+
+@pytest.mark.parametrize("variant", ["whole", "no_gate", "odd_sizes"])
+@pytest.mark.parametrize("length", [1, 2, 17])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_matrix_of_the_conv_can_be_edited(variant, length, dtype):
+    check_conv_hook(build(variant, dtype=dtype), stream(length, 16, 3, dtype))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_state_written_at_t_speaks_for_the_past(variant, dtype):
+    check_state_hook(build(variant, dtype=dtype), stream(17, 16, 3, dtype), reach(variant))
+
+
+def test_hooks_may_write_in_place():
+    check_edit_in_place(build(), stream(7, 16, 3), ("hook_phi", "hook_phi_conv", "hook_state"))
+
+
+def test_states_are_those_of_the_recurrence_and_an_edit_decays_as_it_says():
+    mixer, x = build(dtype=torch.float64), stream(5, 16, 2, torch.float64)
+    dt, B, C = (seen_at(mixer, x, f"hook_{n}") for n in ("dt", "B", "C"))
+    v, A = seen_at(mixer, x, "hook_v")[..., 0], mixer.ssm.A.detach()
+    states = seen_at(mixer, x, "hook_state")
+    assert states.shape == (2, 5, 32, 16)
+    h = torch.zeros(2, 32, 16, dtype=torch.float64)
+    for t in range(5):
+        h = torch.exp(dt[:, t, :, None] * A) * h + (dt[:, t] * v[:, t])[..., None] * B[:, t, None]
+        torch.testing.assert_close(states[:, t], h, rtol=0, atol=1e-14)
+
+    change = torch.randn(2, 32, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def edit(value):
+        value = value.clone()
+        value[:, 2] += change
+        return value
+
+    moved = run(mixer, x, hook_state=edit)[1]["z"] - run(mixer, x, hook_state=lambda s: s)[1]["z"]
+    assert (moved[:, :2] == 0).all()
+    for t in range(2, 5):
+        carried = torch.exp(dt[:, 3 : t + 1].sum(1)[..., None] * A) * change
+        torch.testing.assert_close(moved[:, t, :, 0], (carried * C[:, t, None]).sum(-1), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_factors_compose_to_the_whole_block(variant):
+    mixer, x = build(variant, dtype=torch.float64), stream(11, 16, 2, torch.float64)
+    check_factors(mixer, x)
+    if mixer.config.conv:
+        with torch.no_grad():
+            mixer.conv.bias.zero_()
+    u = mixer.in_proj(x).chunk(2, -1)[0] if mixer.config.gate else mixer.in_proj(x)
+    check_composed(mixer, x, u)
+
+
+def test_the_bias_of_the_conv_is_the_affine_term():
+    """gate ⊙ z = composed · u + gate · Φ · σ(pre) · bias."""
+    mixer, x = build(dtype=torch.float64), stream(11, 16, 2, torch.float64)
+    u, gate = mixer.in_proj(x).chunk(2, -1)
+    _, seen = run(mixer, x)
+    ssm = seen_at(mixer, x, "hook_phi")
+    gate_f, _, silu, conv = (f.build(slice(0, 32)) for f in mixer.factors(x))
+    composed = gate_f[..., None] * ssm @ (silu[..., None] * conv)
+    affine = gate_f * (ssm @ (silu * mixer.conv.bias[:, None])[..., None])[..., 0]
+    got = torch.einsum("bcij,bjc->bic", composed, u) + affine.mT
+    torch.testing.assert_close(got, F.silu(gate) * seen["z"][..., 0], rtol=0, atol=1e-12)
+
+
+def test_factors_and_hooks_are_those_that_exist():
+    assert build("whole").factor_names == ("gate", "ssm", "silu", "conv")
+    assert build("no_conv").factor_names == ("gate", "ssm", "silu")
+    assert build("bare").factor_names == ("ssm",)
+    assert not hasattr(build("no_conv"), "hook_phi_conv")
+    assert not hasattr(build("no_gate"), "hook_gate")
+
+
+def test_state_size_counts_scan_and_conv():
+    assert build("whole").state_size == 32 * 16 + 32 * 3
+    assert build("no_conv").state_size == 32 * 16
+    assert build("odd_sizes").state_size == 48 * 5 + 48 * 2
+
+
+def test_weight_decay_spares_A_D_and_vectors():
+    assert exempt_from_decay(build()) == {"conv.bias", "ssm.A_log", "ssm.D", "ssm.dt_proj.bias"}
+
+
+@pytest.mark.parametrize("init", ["native", "gpt2"])
+def test_any_init_leaves_step_sizes_between_a_thousandth_and_a_tenth(init):
+    shape = {"mixers": ["mamba"], "n_layers": 1, "d_model": 32, "vocab_size": 9, "init": init}
+    mixer = HookedLM(ModelConfig.model_validate(shape)).layers[0].mixer
+    dt = F.softplus(mixer.ssm.dt_proj.bias)
+    assert dt.min() >= 0.99e-3
+    assert dt.max() <= 1.01e-1
+    assert mixer.ssm.dt_proj.weight.abs().max() <= 2**-0.5
+    assert torch.equal(mixer.ssm.A_log.exp().round(), torch.arange(1.0, 17).repeat(64, 1))
+
+
+def test_an_edit_of_phi_reaches_later_layers_at_its_row_and_after():
+    shape = {"mixers": ["mamba"], "n_layers": 2, "d_model": 16, "vocab_size": 9}
+    model = HookedLM(ModelConfig.model_validate(shape)).eval()
+    tokens = torch.randint(9, (2, 12), generator=torch.Generator().manual_seed(0))
+
+    def edit(value, hook, by):
+        value[1, 3, 5, 2] += by
+        return value
+
+    before, after = (
+        model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.mixer.hook_phi", lambda v, hook, by=by: edit(v, hook, by))])
+        for by in (0.0, 50.0)
+    )
+    assert torch.equal(after[0], before[0])
+    assert torch.equal(after[1, :5], before[1, :5])
+    assert (after[1, 5:] != before[1, 5:]).any(-1).all()
+
+
+def test_the_function_phi_is_the_hook_and_large_hooks_are_cached_only_by_name():
+    shape = {"mixers": ["mamba"], "n_layers": 1, "d_model": 16, "vocab_size": 9}
+    model = HookedLM(ModelConfig.model_validate(shape)).eval()
+    tokens = torch.randint(9, (2, 12), generator=torch.Generator().manual_seed(0))
+    name = "blocks.0.mixer.hook_phi"
+    _, cache = model.run_with_cache(tokens, names_filter=name)
+    torch.testing.assert_close(phi(model, tokens, layer=0), cache[name])
+    assert phi(model, tokens, layer=0, factors="composed", reduce="mean_abs").shape == (2, 12, 12)
+    _, everything = model.run_with_cache(tokens)
+    assert not {name, "blocks.0.mixer.hook_phi_conv", "blocks.0.mixer.hook_state"} & set(everything)
