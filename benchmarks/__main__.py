@@ -10,7 +10,18 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import batches, default_run, hooks, profile_step, saving, startup, step
+from benchmarks import (
+    batches,
+    default_run,
+    effective_attention,
+    hooks,
+    layer_step,
+    profile_step,
+    saving,
+    scan,
+    startup,
+    step,
+)
 from benchmarks.rows import Row, Section, markdown
 
 _BENCHMARKS: dict[str, Callable[[bool], Section]] = {
@@ -18,6 +29,9 @@ _BENCHMARKS: dict[str, Callable[[bool], Section]] = {
     "batches": batches.measure,
     "hooks": hooks.measure,
     "step": step.measure,
+    "scan": scan.measure,
+    "effective": effective_attention.measure,
+    "layers": layer_step.measure,
     "profile": profile_step.measure,
     "saving": saving.measure,
     "default": default_run.measure,

@@ -1,5 +1,6 @@
-"""Shared by all tests: one thread, and hypothesis examples that are the same on every machine."""
+"""Shared by all tests: one thread, hypothesis examples that are the same on every machine, no GPU tests without one."""
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -12,3 +13,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("circuitscope")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked gpu run where there is a CUDA device and say so where there is none."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and this machine has none"))

@@ -45,17 +45,9 @@ VARIANTS: list[dict[str, Any]] = [
     {"filler": "random"},
     {"filler": "zero"},
     {"rescale_residual": True},
-    {"init": "native"},
-    {"beta2": 0.99},
-    {"weight_decay": 0.01},
-    {"weight_decay": 1.0},
-    {"clip": None},
-    {"batch_size": 32},
-    {"batch_size": 128},
 ]
 CANDIDATES: list[dict[str, Any]] = [
     {"lr": 1e-3, "weight_decay": 1.0},
-    {"lr": 1.5e-3, "weight_decay": 1.0},
     {"lr": 1.5e-3},
 ]
 SEEDS = (0, 1, 2, 3, 4)

@@ -36,7 +36,9 @@ class ModelConfig(Section):
     )
     embed_std: float = Field(default=0.02, gt=0, description="initial spread of token and position embeddings")
     rescale_residual: bool = Field(
-        default=True, description="divide the initial output projections by the root of the number of residual branches"
+        default=False,
+        description="divide the initial output projections by the root of the number of residual branches;"
+        " unless told, where the initialization is native",
     )
     tied: bool = Field(default=True, description="unembedding shares the embedding's weight")
     norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the layer norms")
@@ -68,6 +70,7 @@ class ModelConfig(Section):
         if not all(mixer_config(m).needs_positions for m in mixers):
             data.setdefault("positions", "none")
             data.setdefault("init", "native")
+            data.setdefault("rescale_residual", data["init"] == "native")
         return data
 
     @field_validator("mixers", mode="before")

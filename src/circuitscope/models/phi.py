@@ -12,7 +12,7 @@ from circuitscope.mixers.phi import Factor, check_fits, product
 from circuitscope.models.hooked_lm import HookedLM
 
 Reduce = Literal["mean", "mean_abs"]
-_CHUNK_BYTES = 64e6
+_CHUNK_BYTES = 16e6
 
 
 def phi(
@@ -51,7 +51,7 @@ def phi_chunks(
     factors: str | Sequence[str] = "phi",
     chunk: int | None = None,
 ) -> Iterator[tuple[slice, Float[Tensor, "batch channel dest src"]]]:
-    """Φ in slices of channels (or heads): pairs of the slice and Φ there, at most about 64 MB at once."""
+    """Φ in slices of channels (or heads): pairs of the slice and Φ there, about 16 MB at a time."""
     chosen, count = _chosen(model, tokens, layer, factors)
     batch, pos = tokens.shape
     chunk = chunk or max(1, int(_CHUNK_BYTES // (4 * batch * pos**2)))

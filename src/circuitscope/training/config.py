@@ -12,12 +12,12 @@ class TrainConfig(Section):
 
     steps: int = Field(default=1500, ge=1, lt=10**8, description="optimizer steps")
     batch_size: int = Field(default=64, ge=1, description="examples a step")
-    lr: float = Field(default=2e-3, gt=0, description="peak learning rate")
+    lr: float = Field(default=1e-3, gt=0, description="peak learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="learning rate after the warmup"
     )
     warmup: float = Field(default=0.1, ge=0, le=1, description="share of the steps with a rising rate")
-    weight_decay: float = Field(default=0.1, ge=0, description="on matrices; never on norms and biases")
+    weight_decay: float = Field(default=1.0, ge=0, description="on matrices; never on norms and biases")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW")
     beta2: float = Field(default=0.999, ge=0, lt=1, description="AdamW")
     clip: float | None = Field(default=1.0, gt=0, description="largest gradient norm; none: no clipping")
