@@ -125,7 +125,7 @@ FLAGS = {
     "--set model.mixers.1.n_heads=2 --mixers attention,attention": ("model.mixers.1.n_heads", 2),
     "--set task.filler=random": ("task.filler", "random"),
     "--set train.clip=null": ("train.clip", None),
-    "--set train.lr=1e-3": ("train.lr", 1e-3),
+    "--set train.lr=3e-3": ("train.lr", 3e-3),
     "--pairs 8 --set task.pairs=2": ("task.pairs", 2),
 }
 
@@ -139,7 +139,7 @@ def test_a_flag_changes_its_field_of_the_config(circuitscope, flags):
     for part in path.split("."):
         value = value[int(part) if isinstance(value, list) else part]
     assert value == expected
-    assert result.out != circuitscope("train", "--dry-run").out or flags == "--examples none"
+    assert result.out != circuitscope("train", "--dry-run").out
 
 
 def test_a_config_file_is_repeated_and_flags_change_it(circuitscope, tmp_path):
