@@ -33,7 +33,7 @@ test: lint types
 	$(BIN)/python -m pytest
 
 test-fast: lint types
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 bench: install
 	$(BIN)/python -m benchmarks
