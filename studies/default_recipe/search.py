@@ -49,6 +49,8 @@ VARIANTS: list[dict[str, Any]] = [
 CANDIDATES: list[dict[str, Any]] = [
     {"lr": 1e-3, "weight_decay": 1.0},
     {"lr": 1.5e-3},
+    {"lr": 1.5e-3, "weight_decay": 1.0},
+    {},
 ]
 SEEDS = (0, 1, 2, 3, 4)
 
