@@ -36,7 +36,7 @@ def _share(quick: bool) -> Row:
         spread(shares, "{:.2%}"),
         "at most 5%",
         statistics.median(shares) <= 0.05,
-        "timed inside Trainer._update; the other side is the whole step, batch included",
+        "timed inside Trainer.update; the other side is the whole step, batch included",
     )
 
 

@@ -21,7 +21,7 @@ _SHAPE = SHAPES[0]
 _LAYERS = {"mamba_one_hybrid": 2}  # at one layer it would have no attention; all others have 1 as they count it
 _AT_MOST = {"mamba": 3.0, "mamba2": 3.0, "deltanet": 3.0}
 _NOTE = (
-    "Trainer._update, batch generation included, of a preset with one layer as the preset counts it (mamba_one_hybrid:"
+    "Trainer.update, batch generation included, of a preset with one layer as the preset counts it (mamba_one_hybrid:"
     f" two), vocabulary 8,192, {_SHAPE}; the other side is the one-layer attention preset, in turns with each. The row"
     " of attention itself says how far chance goes"
 )

@@ -1,4 +1,4 @@
-"""Where the time of our step goes: by section of `Trainer._update`, and by operator."""
+"""Where the time of our step goes: by section of `Trainer.update`, and by operator."""
 
 import statistics
 import time
@@ -35,11 +35,11 @@ def measure(quick: bool) -> Section:
 
 
 def _title(shape: Shape, steps: int) -> str:
-    return f"## Where our step goes ({shape})\n\nWall-clock time inside `Trainer._update` over {steps} steps."
+    return f"## Where our step goes ({shape})\n\nWall-clock time inside `Trainer.update` over {steps} steps."
 
 
 def section_seconds(trainer: Trainer, steps: int) -> dict[str, list[float]]:
-    """Seconds per section [section][step]. The functions that `_update` calls are timed where they stand."""
+    """Seconds per section [section][step]. The functions that `update` calls are timed where they stand."""
     parts = {
         "batch": (trainer, "_batch"),
         "forward": (trainer.model, "hidden"),
@@ -59,7 +59,7 @@ def section_seconds(trainer: Trainer, steps: int) -> dict[str, list[float]]:
             take_step(trainer)
             total = time.perf_counter() - began
             if missing := parts.keys() - spent.keys():
-                raise RuntimeError(f"Trainer._update no longer calls what is timed as {', '.join(sorted(missing))}")
+                raise RuntimeError(f"Trainer.update no longer calls what is timed as {', '.join(sorted(missing))}")
             for name in parts:
                 seconds[name].append(spent[name])
             seconds[_REST].append(total - sum(spent.values()))

@@ -16,7 +16,7 @@ from circuitscope.training.trainer import Trainer
 _TARGETS = (7.0, 6.0, 3.5)
 _ROUNDS = (20, 15, 12)
 _NOTE = (
-    "ours is Trainer._update with batch generation, clipping and checks for NaN. The other side is plain PyTorch:"
+    "ours is Trainer.update with batch generation, clipping and checks for NaN. The other side is plain PyTorch:"
     " logits at every position, attention with its pattern in memory, F.cross_entropy(ignore_index=-100),"
     " AdamW(fused=False), no clipping, ready-made batches. Both sides run in one process, so the other side profits"
     " from our malloc settings too. Losses on equal weights were checked to agree to 1e-4 first."

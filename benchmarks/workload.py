@@ -64,5 +64,5 @@ def trainer_at(shape: Shape) -> Iterator[Trainer]:
 
 def take_step(trainer: Trainer) -> None:
     """One step as the trainer's own loop takes it: batch, update, and the accuracy on steps that are logged."""
-    trainer._update((trainer.step + 1) % trainer.config.train.log_every == 0)
+    trainer.update((trainer.step + 1) % trainer.config.train.log_every == 0)
     trainer.step += 1

@@ -170,7 +170,7 @@ class HookedLM(HookedRootModule):
         self, tokens: Int[Tensor, "batch pos"], at: Int[Tensor, " label"] | None = None
     ) -> Float[Tensor, "*lead d_model"]:
         """What the unembedding reads: the final norm's output."""
-        resid = self._embed(tokens)
+        resid = self.embedded(tokens)
         last = self.config.n_layers - 1
         for i, block in enumerate(self.layers):
             resid = block(resid, at if i == last else None)
@@ -179,13 +179,13 @@ class HookedLM(HookedRootModule):
 
     def mixer_input(self, tokens: Int[Tensor, "batch pos"], layer: int) -> Float[Tensor, "batch pos d_model"]:
         """What the mixer of a layer reads: the stream before it, normalized."""
-        resid = self._embed(tokens)
+        resid = self.embedded(tokens)
         for block in self.layers[:layer]:
             resid = block(resid)
         out: Tensor = self.layers[layer].ln1(resid)
         return out
 
-    def _embed(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+    def embedded(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         self._check_length(tokens)
         resid: Tensor = self.hook_embed(self.embed(tokens))
         if self.config.positions in ("learned", "sinusoidal"):

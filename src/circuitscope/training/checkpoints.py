@@ -41,7 +41,7 @@ class Checkpoints:
 
     def load(self, step: int) -> Tensors:
         """Weights after `step` updates, checked."""
-        path = self.folder / _name(step)
+        path = self.folder / checkpoint_name(step)
         if not path.exists():
             have = self.steps()
             if not have:
@@ -58,7 +58,7 @@ class Checkpoints:
 
     def load_resume_point(self, step: int) -> ResumePoint:
         """The resume point after `step` updates, checked."""
-        tensors = _read(self.resume_folder / _name(step), step)
+        tensors = _read(self.resume_folder / checkpoint_name(step), step)
         weights = {n.removeprefix("weight."): t for n, t in tensors.items() if n.startswith("weight.")}
         moments = {n: t for n, t in tensors.items() if not n.startswith("weight.")}
         return ResumePoint(step, weights, moments)
@@ -90,12 +90,12 @@ class CheckpointWriter(Checkpoints):
 
     def save(self, step: int, model: nn.Module) -> None:
         """A checkpoint of the weights as they are now."""
-        self._put(self.folder / _name(step), step, _snapshot(model.state_dict().items()))
+        self._put(self.folder / checkpoint_name(step), step, snapshot(model.state_dict().items()))
 
     def save_resume_point(self, step: int, model: nn.Module, moments: Tensors) -> None:
         """Weights and optimizer as they are now; older points thin out to `keep_resume`."""
         weights = ((f"weight.{name}", tensor) for name, tensor in model.state_dict().items())
-        self._put(self.resume_folder / _name(step), step, _snapshot([*weights, *moments.items()]))
+        self._put(self.resume_folder / checkpoint_name(step), step, snapshot([*weights, *moments.items()]))
 
     def flush(self) -> None:
         """Waits until all is on the disk; raises if something is not."""
@@ -127,17 +127,23 @@ class CheckpointWriter(Checkpoints):
                 self.written += 1
                 return
             _set_aside(path)
-        write_tensors(path, tensors, {"format": "circuitscope-1", "step": str(step)})
+        write_checkpoint(path, step, tensors)
         if path.parent == self.folder:
             self.written += 1
         else:
             have = self.resume_steps()
             for old in set(have) - set(spread(have, self.keep_resume)):
-                (self.resume_folder / _name(old)).unlink(missing_ok=True)
+                (self.resume_folder / checkpoint_name(old)).unlink(missing_ok=True)
 
 
-def _name(step: int) -> str:
+def checkpoint_name(step: int) -> str:
+    """File name of a step."""
     return f"step-{step:08d}.safetensors"
+
+
+def write_checkpoint(path: Path, step: int, tensors: Tensors) -> None:
+    """A file of tensors that says which step it is of."""
+    write_tensors(path, tensors, {"format": "circuitscope-1", "step": str(step)})
 
 
 def _steps_in(folder: Path) -> list[int]:
@@ -153,7 +159,8 @@ def _read(path: Path, step: int) -> Tensors:
     return tensors
 
 
-def _snapshot(tensors: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
+def snapshot(tensors: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
+    """Copies on the CPU."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}
 
 

@@ -160,7 +160,7 @@ class Trainer:
             self._evaluate(record)
         while self.step < cfg.steps:
             log_this = (self.step + 1) % cfg.log_every == 0
-            loss, accuracy = self._update(log_this)
+            loss, accuracy = self.update(log_this)
             self.step += 1
             if log_this:
                 self._check(loss)
@@ -188,7 +188,7 @@ class Trainer:
             self.caught[0],
         )
 
-    def _update(self, measure: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, measure: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """One optimizer step on batch number `self.step`; its loss and, when measured, its accuracy."""
         cfg = self.config.train
         where, target, tokens = self._batch(self.step, "train", cfg.batch_size)
@@ -254,20 +254,25 @@ class Trainer:
         self.writer.save_resume_point(self.step, self.model, moments_of(self.optimizer, self.model))
 
     def _restore(self) -> None:
-        """Weights and moments of the newest readable resume point; without one, from the seed again."""
-        for step in reversed(self.writer.resume_steps()):
+        """From the newest readable resume point, with the counters as they were."""
+        self.rewind()
+        self.writer.written = sum(s < self.step for s in self.writer.steps())
+        self.seconds = max((r["seconds"] for r in read_metrics(self.run.path) if r["step"] <= self.step), default=0.0)
+        self.progress.say(f"resuming {self.run.path} from step {self.step}")
+
+    def rewind(self, before: float = math.inf) -> None:
+        """Weights and moments of the newest readable resume point at or before a step; without one, of the seed."""
+        saved = self.run.checkpoints
+        for step in reversed([s for s in saved.resume_steps() if s <= before]):
             try:
-                point = self.writer.load_resume_point(step)
+                point = saved.load_resume_point(step)
                 self.model.load_state_dict(point.weights)
             except (DamagedFile, OSError, RuntimeError) as error:
                 self.progress.say(f"warning: resume point {step} left out: {' '.join(str(error).split())}")
                 continue
             restore_moments(self.optimizer, self.model, point.moments, step)
             self.step = step
-            break
-        self.writer.written = sum(s < self.step for s in self.writer.steps())
-        self.seconds = max((r["seconds"] for r in read_metrics(self.run.path) if r["step"] <= self.step), default=0.0)
-        self.progress.say(f"resuming {self.run.path} from step {self.step}")
+            return
 
     def _check(self, value: torch.Tensor, what: str = "loss") -> None:
         if not math.isfinite(value.item()):

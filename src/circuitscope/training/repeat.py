@@ -1,0 +1,101 @@
+"""Repeating a stretch of a run with denser checkpoints.
+
+A run is exactly repeatable, so its past can be visited again: from the nearest resume point the same
+updates are made, and wherever the run had saved a checkpoint the weights must be equal bit by bit.
+"""
+
+import shutil
+from dataclasses import dataclass, field
+
+import torch
+
+from circuitscope.errors import UserError
+from circuitscope.training.checkpoints import Tensors, checkpoint_name, snapshot, write_checkpoint
+from circuitscope.training.device import choose_device, set_up
+from circuitscope.training.progress import Progress, Silent
+from circuitscope.training.run import Run
+from circuitscope.training.trainer import Trainer
+
+
+@dataclass
+class Repetition:
+    """What came of repeating a stretch.
+
+    equal    steps saved before at which the weights came out equal bit by bit
+    added    steps that have a checkpoint now and had none before
+    differs  the first step at which they did not, and by how much at most; nothing after the last equal one is kept
+    """
+
+    began: int
+    equal: list[int] = field(default_factory=list)
+    added: list[int] = field(default_factory=list)
+    differs: tuple[int, float] | None = None
+
+
+def repeat(run: Run, first: int, last: int, every: int, progress: Progress | None = None) -> Repetition:
+    """Makes the updates up to `last` again and saves a checkpoint every `every` steps from `first` on.
+
+    New checkpoints join the run's own once a saved one at or after them has come out equal.
+    """
+    progress = progress or Silent()
+    config = run.config
+    last = min(last, run.steps[-1] if run.steps else 0)
+    if every < 1 or first < 0 or first > last:
+        raise UserError(f"cannot repeat steps {first} to {last} every {every}: the run has {run.steps[-1:]}")
+    threads = run.environment.get("threads")
+    if config.train.threads is None and isinstance(threads, int):
+        config = config.model_copy(update={"train": config.train.model_copy(update={"threads": threads})})
+    device = choose_device(config.train.device)
+    lock = run.lock()
+    waiting = run.path / "checkpoints" / ".repeated"
+    trainer = Trainer(run, config, device, progress)
+    try:
+        with set_up(device, config.train):
+            trainer.build()
+            trainer.rewind(before=first)
+            began = trainer.step
+            saved = [s for s in run.steps if began < s]
+            last = min((s for s in saved if s >= last), default=saved[-1] if saved else began)
+            waiting.mkdir(exist_ok=True)
+            out = Repetition(began)
+            progress.say(f"repeating steps {began} to {last} of {run.path}")
+            _go(trainer, run, out, set(saved), range(first, last + 1, every), last, progress)
+            return out
+    finally:
+        shutil.rmtree(waiting, ignore_errors=True)
+        lock.release()
+
+
+def _go(
+    trainer: Trainer, run: Run, out: Repetition, saved: set[int], wanted: range, last: int, progress: Progress
+) -> None:
+    pending: list[int] = []
+    progress.start(run, last, trainer.step)
+    while trainer.step < last:
+        loss, _ = trainer.update()
+        trainer.step += 1
+        step = trainer.step
+        if step % 10 == 0:
+            progress.step(step, float(loss), len(out.added) + len(pending))
+        if step in saved:
+            worst = _largest_difference(run.checkpoints.load(step), trainer.model)
+            if worst > 0:
+                out.differs = (step, worst)
+                return
+            out.equal.append(step)
+            for done in pending:
+                name = checkpoint_name(done)
+                (run.checkpoints.folder / ".repeated" / name).rename(run.checkpoints.folder / name)
+            out.added += pending
+            pending = []
+        elif step in wanted:
+            path = run.checkpoints.folder / ".repeated" / checkpoint_name(step)
+            write_checkpoint(path, step, snapshot(trainer.model.state_dict().items()))
+            pending.append(step)
+
+
+def _largest_difference(saved: Tensors, model: torch.nn.Module) -> float:
+    now = snapshot(model.state_dict().items())
+    if saved.keys() != now.keys():
+        return float("inf")
+    return max(float((saved[n] - now[n]).abs().max()) if not torch.equal(saved[n], now[n]) else 0.0 for n in now)
