@@ -1,0 +1,103 @@
+"""How a mixing matrix falls off with distance: its profile over lags, and numbers read from a profile.
+
+m(δ) = mean over i − j = δ of |M_ij|, δ = 0 … L − 1. Bare tensors in and out; what is read from a
+profile works on any leading axes, in float64, and depends on L: compare profiles of one length only.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from circuitscope.errors import UserError
+
+FEWEST_LAGS = 3  # that a fit needs
+
+
+class DecayFit(NamedTuple):
+    """log m(δ) = c − κ δ and log m(δ) = c − p log δ over δ ≥ 1, least squares, each with its own R²."""
+
+    kappa: Float[Tensor, "*lead"]
+    kappa_r2: Float[Tensor, "*lead"]
+    power: Float[Tensor, "*lead"]
+    power_r2: Float[Tensor, "*lead"]
+
+
+def profile(matrix: Float[Tensor, "batch head dest src"]) -> Float[Tensor, "head lag"]:
+    """m(δ) of each head of a causal matrix, signed or not: the mean of |M_{i,i−δ}| over i and sequences."""
+    if matrix.ndim != 4 or matrix.shape[2] != matrix.shape[3] or 0 in matrix.shape:
+        raise UserError(f"a mixing matrix is [batch, head, dest, src] and not empty, got {tuple(matrix.shape)}")
+    if matrix.triu(1).any():
+        raise UserError("a profile is of a causal matrix, with zeros where src > dest; this one has others there")
+    return profile_by_sequence(matrix).mean(dim=0)
+
+
+def profile_by_sequence(matrix: Float[Tensor, "batch head dest src"]) -> Float[Tensor, "batch head lag"]:
+    """m(δ) of each sequence and head; what lies above the diagonal is not looked at.
+
+    Sequences that share one matrix in memory (an expanded batch axis) share the work.
+    """
+    if len(matrix) > 1 and matrix.stride(0) == 0:
+        return profile_by_sequence(matrix[:1]).expand(len(matrix), -1, -1)
+    size = matrix.abs()
+    lags = [size.diagonal(-lag, -2, -1).mean(dim=-1, dtype=torch.float64) for lag in range(matrix.shape[-1])]
+    return torch.stack(lags, dim=-1)
+
+
+def fit_decay(profile: Float[Tensor, "*lead lag"]) -> DecayFit:
+    """Rate κ of an exponential and exponent p of a power law, fitted to the logarithm of a profile.
+
+    Ordinary least squares with an intercept, every lag δ ≥ 1 with the same weight. Lags where m(δ) is
+    zero, not finite, or below the smallest normal number of float32 (1.2e-38, where digits are lost)
+    stay out; with fewer than 3 lags left all four are nan. R² of a constant profile is nan.
+    """
+    m = profile.double()[..., 1:]
+    kept = (m >= torch.finfo(torch.float32).tiny) & (m < torch.inf)
+    weight = kept.double()
+    count = weight.sum(-1)
+    log_m = torch.where(kept, m, 1.0).log()
+    mean = log_m.sum(-1) / count
+    centred = weight * (log_m - mean[..., None])
+    total = torch.linalg.vecdot(centred, centred)
+    varies = total > count * (1e-14 * (1 + mean.abs())).square()  # beyond rounding
+    lag = torch.arange(1, profile.shape[-1], dtype=torch.float64, device=m.device)
+    found: list[Tensor] = []
+    for x in (lag, lag.log()):
+        spread = weight @ x.square() - (weight @ x).square() / count
+        slope = centred @ x / spread
+        r2 = torch.where(varies, slope.square() * spread / total, torch.nan)
+        found += [torch.where(count >= FEWEST_LAGS, part, torch.nan) for part in (-slope, r2)]
+    return DecayFit(*found)
+
+
+def half_mass(profile: Float[Tensor, "*lead lag"]) -> Float[Tensor, "*lead"]:
+    """The smallest δ with Σ_{δ' ≤ δ} m(δ') at least half of Σ m; nan for a profile of zeros."""
+    cumulated = profile.double().cumsum(-1)
+    total = cumulated[..., -1:]
+    reached = (cumulated >= total / 2).double().argmax(-1).double()
+    return torch.where(total[..., 0] > 0, reached, torch.nan)
+
+
+def mean_distance(profile: Float[Tensor, "*lead lag"]) -> Float[Tensor, "*lead"]:
+    """Σ δ m(δ) / Σ m(δ); nan for a profile of zeros."""
+    m = profile.double()
+    return m @ torch.arange(m.shape[-1], dtype=m.dtype, device=m.device) / m.sum(-1)
+
+
+def off_diagonal_ratio(profile: Float[Tensor, "*lead lag"]) -> Float[Tensor, "*lead"]:
+    """Σ_{i≠j} |M_ij| / Σ |M_ij|, from the profile over all L lags: L − δ entries lie at lag δ."""
+    m = profile.double()
+    mass = m * torch.arange(m.shape[-1], 0, -1, dtype=m.dtype, device=m.device)
+    return mass[..., 1:].sum(-1) / mass.sum(-1)
+
+
+def jackknife_stderr(left_out: Float[Tensor, "batch *rest"]) -> Float[Tensor, "*rest"]:
+    """Standard error over sequences of a number, from its values with one sequence left out at a time.
+
+    √((n − 1)/n Σ_b (θ_b − mean θ)²); nan for one sequence. For a mean it is the usual standard error.
+    """
+    n = len(left_out)
+    if n < 2:
+        return torch.full(left_out.shape[1:], torch.nan, dtype=left_out.dtype, device=left_out.device)
+    return (left_out - left_out.mean(0)).square().sum(0).mul((n - 1) / n).sqrt()
