@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from circuitscope import analysis as analysis
     from circuitscope import mixers as mixers
     from circuitscope import models as models
     from circuitscope import tasks as tasks
+    from circuitscope.analysis.over_training import analyze as analyze
     from circuitscope.api import resume as resume
     from circuitscope.api import train as train
     from circuitscope.config import RunConfig as RunConfig
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from circuitscope.training.run import Run as Run
     from circuitscope.training.run import newest_run as newest_run
 
-_MODULES = ("mixers", "models", "tasks")
+_MODULES = ("analysis", "mixers", "models", "tasks")
 _PUBLIC = {
     "Batch": "tasks",
     "HookedLM": "models",
@@ -38,6 +40,7 @@ _PUBLIC = {
     "RunConfig": "config",
     "RunFailed": "errors",
     "UserError": "errors",
+    "analyze": "analysis.over_training",
     "model": "models",
     "newest_run": "training.run",
     "phi": "models.phi",

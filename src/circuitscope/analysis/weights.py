@@ -1,0 +1,106 @@
+"""Scores of attention heads read from their weights: copying (OV) and composition (QK with OV)."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from circuitscope.analysis.scores import PerSequence
+from circuitscope.errors import UserError
+from circuitscope.hooks import FactoredMatrix
+from circuitscope.models import HookedLM
+
+_DRAWS = 32
+
+
+def is_attention(model: HookedLM, layer: int) -> bool:
+    """Whether a layer has heads with W_Q, W_K, W_V and W_O."""
+    return hasattr(model.layers[layer].mixer, "W_O")
+
+
+@torch.no_grad()
+def copying_score(model: HookedLM, layer: int, tokens: Int[Tensor, "batch pos"]) -> PerSequence:
+    """How far a head raises the logit of the token it attends to, in −1..1.
+
+    For each position j, W_O v_j goes through the final norm's weight and the unembedding to logits of
+    the tokens of the sequence; centred, negative ones dropped, s is the share on token j; the score is
+    2s − 1 (0 where nothing is raised), averaged over positions. The tokens of a sequence must differ; of n
+    tokens a head that copies nothing scores about 2/n − 1.
+    """
+    if not is_attention(model, layer):
+        raise UserError(f"copying is of attention heads; layer {layer} is {model.config.mixers[layer].name}")
+    ordered = tokens.sort(dim=1).values
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
+        raise UserError("copying needs sequences of distinct tokens")
+    mixer = model.layers[layer].mixer
+    seen: list[Tensor] = []
+    with model.hooks(fwd_hooks=[(f"blocks.{layer}.mixer.hook_v", lambda v, hook: seen.append(v))]):
+        mixer(model.mixer_input(tokens, layer))
+    v = seen[0]
+    y = torch.einsum("bjhd,hdm->bhjm", v, mixer.W_O)
+    y = (y - y.mean(dim=-1, keepdim=True)) * model.ln_final.weight
+    logits = torch.einsum("bhjm,mbt->bhjt", y, model.W_U[:, tokens])
+    raised = (logits - logits.mean(dim=-1, keepdim=True)).relu()
+    total = raised.sum(dim=-1)
+    some = total > 1e-5 * y.norm(dim=-1)  # below is rounding
+    share = raised.diagonal(dim1=-2, dim2=-1) / torch.where(some, total, torch.ones_like(total))
+    return torch.where(some, 2 * share - 1, 0).mean(dim=-1)
+
+
+class Composition(NamedTuple):
+    """How strongly a later head reads what an earlier one writes, by its queries, keys or values."""
+
+    earlier: tuple[int, int]
+    later: tuple[int, int]
+    through: str  # "q", "k" or "v"
+    value: float
+    baseline: float
+    spread: float  # of the baseline over draws
+
+
+@torch.no_grad()
+def compositions(model: HookedLM) -> Iterator[Composition]:
+    """‖W_OV W‖ / (‖W_OV‖ ‖W‖) minus the mean of that over Gaussian matrices of the same shapes.
+
+    W is W_QK read by the queries (q) or by the keys (k), or the later W_OV (v); Frobenius norms; the
+    weight of the later layer's norm is folded in.
+    """
+    layers = [i for i in range(model.config.n_layers) if is_attention(model, i)]
+    for later in layers:
+        mixer, norm = model.layers[later].mixer, model.layers[later].ln1.weight[:, None]
+        for earlier in (i for i in layers if i < later):
+            writer = model.layers[earlier].mixer
+            for g in range(writer.n_heads):
+                written = FactoredMatrix(writer.W_V[g], writer.W_O[g])
+                for h in range(mixer.n_heads):
+                    q, k = norm * mixer.W_Q[h], norm * mixer.W_K[h]
+                    readers = {
+                        "q": FactoredMatrix(q, k.T),
+                        "k": FactoredMatrix(k, q.T),
+                        "v": FactoredMatrix(norm * mixer.W_V[h], mixer.W_O[h]),
+                    }
+                    for through, reader in readers.items():
+                        baseline, spread = _baseline(model.config.d_model, writer.d_head, mixer.d_head)
+                        value = _ratio(written, reader) - baseline
+                        yield Composition((earlier, g), (later, h), through, value, baseline, spread)
+
+
+def _ratio(written: FactoredMatrix, reader: FactoredMatrix) -> float:
+    both = (written @ reader).norm() / (written.norm() * reader.norm())
+    return float(torch.nan_to_num(both))
+
+
+@lru_cache(maxsize=64)
+def _baseline(d_model: int, d_written: int, d_read: int) -> tuple[float, float]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(inner: int) -> FactoredMatrix:
+        return FactoredMatrix(
+            torch.randn(d_model, inner, generator=generator), torch.randn(inner, d_model, generator=generator)
+        )
+
+    ratios = torch.tensor([_ratio(draw(d_written), draw(d_read)) for _ in range(_DRAWS)])
+    return float(ratios.mean()), float(ratios.std())
