@@ -211,8 +211,13 @@ def test_half_precision_is_rounded_once() -> None:
     assert error(got.float(), delta_rule(*(part.float() for part in parts))) <= 2**-8
 
 
-def test_length_zero_gives_length_zero() -> None:
-    assert delta_rule(*inputs(0)).shape == (2, 0, 2, 9)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("batch", "length"), [(2, 0), (0, 5), (0, 70)])
+def test_empty_axes_give_empty_outputs_and_gradients(batch: int, length: int, gated: bool) -> None:
+    parts = [part.requires_grad_() for part in inputs(length, batch=batch, gated=gated)]
+    out = delta_rule(*parts)
+    assert out.shape == (batch, length, 2, 9)
+    assert [g.shape for g in torch.autograd.grad(out.sum(), parts)] == [part.shape for part in parts]
 
 
 def test_states_read_with_q_give_the_output() -> None:

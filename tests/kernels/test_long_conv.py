@@ -71,3 +71,42 @@ def test_nothing_wraps_around_to_earlier_positions():
 def test_non_contiguous_inputs():
     u, kernel = torch.randn(5, 11, 2).transpose(0, 2), torch.randn(11, 5).T
     close(long_conv(u, kernel), long_conv_reference(u.double(), kernel.double()), 1e-5)
+
+
+@pytest.mark.parametrize("lags", [37, DIRECT_TAPS + 5])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32_by_either_path(dtype, lags):
+    u, kernel, skip = (a.detach().to(dtype) for a in tensors(2, lags, 3))
+    for given in ((u, kernel, skip), (u, kernel.float(), skip.float())):
+        y = long_conv(*given)
+        assert y.dtype == dtype
+        assert y.equal(long_conv(*(a.float() for a in given)).to(dtype))
+
+
+def test_wrong_shapes_and_types_are_refused_before_any_memory_is_read():
+    u, kernel, bias = (a.detach() for a in tensors(2, 5, 3))
+    for wrong in (kernel[:2], kernel.T, kernel[0]):
+        with pytest.raises(ValueError, match=r"kernel is \[channel, lag\]"):
+            direct_conv(u, wrong)
+    with pytest.raises(ValueError, match=r"bias is \[2\], expected \[3\]"):
+        direct_conv(u, kernel, bias[:2])
+    with pytest.raises(ValueError, match=r"kernel is torch\.float64 on cpu, expected float32"):
+        direct_conv(u, kernel.double())
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 0, 3, 2), (2, 4, 0)])
+def test_empty_axes_give_empty_outputs(shape):
+    u, kernel, skip = tensors(*shape)
+    y = long_conv(u, kernel, skip)
+    assert y.shape == u.shape
+    assert [g.shape for g in torch.autograd.grad(y.sum(), (u, kernel, skip))] == [u.shape, kernel.shape, skip.shape]
+
+
+def test_without_gradients_it_is_the_same():
+    inputs = tensors(2, 9, 3)
+    y = long_conv(*inputs)
+    with torch.no_grad():
+        assert long_conv(*inputs).equal(y)
+    plain = long_conv(*(a.detach() for a in inputs))
+    assert plain.equal(y)
+    assert not plain.requires_grad

@@ -117,6 +117,28 @@ def test_erasing_the_state_at_t_is_starting_anew_after_t():
     close(y[:, 5:], long_conv(u[:, 5:], kernel, D), 1e-10)
 
 
+def test_an_edit_may_write_in_place():
+    p, u, c = params(3, 4), torch.randn(2, 9, 3, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
+
+    def erase(states):
+        states[:, 4] = 0
+        return states
+
+    for edited in (
+        lambda edit: s4d_with_state_edit(u, p, None, edit),
+        lambda edit: shift_ssm_with_state_edit(u, c, None, edit),
+    ):
+        assert edited(erase).equal(edited(lambda states: erase(states.clone())))
+        assert not edited(erase).equal(edited(lambda states: states))
+
+
+def test_autocast_does_not_round_the_kernel():
+    p = params(3, 4, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        kernel = s4d_kernel(p, 30)
+    assert kernel.equal(s4d_kernel(p, 30))
+
+
 def test_gradients_flow_through_an_edit():
     p, u = params(2, 3), torch.randn(1, 5, 2, dtype=torch.float64, requires_grad=True)
     gain = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)

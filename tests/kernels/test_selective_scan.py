@@ -141,6 +141,17 @@ def test_empty_axes_give_empty_or_skip_only_outputs(shape):
     assert selective_scan_phi(*phi_inputs(*shape)).shape == (shape[0], shape[2], shape[1], shape[1])
 
 
+def test_without_gradients_it_is_the_same():
+    args = [a.requires_grad_() for a in inputs(2, 30, 9, 4)]
+    y, phi = selective_scan(*args), selective_scan_phi(*args[1:6])
+    with torch.no_grad():
+        assert torch.equal(selective_scan(*args), y)
+        assert torch.equal(selective_scan_phi(*args[1:6]), phi)
+    plain = selective_scan(*(a.detach() for a in args))
+    assert torch.equal(plain, y)
+    assert not plain.requires_grad
+
+
 def test_half_precision_is_computed_in_float32():
     args = [a.bfloat16() for a in inputs(2, 30, 9, 4)]
     y = selective_scan(*args)
@@ -337,6 +348,18 @@ def test_an_edited_state_holds_at_its_position_and_drives_later_ones():
     assert relative(y[:, 5:], rest) < 1e-14
 
 
+def test_an_edit_may_write_in_place():
+    args = inputs(2, 12, 5, 3)[:6]
+
+    def erase(h):
+        h[:, 4] = 0
+        return h
+
+    copied = selective_scan_with_state_edit(*args, lambda h: erase(h.clone()))
+    assert torch.equal(selective_scan_with_state_edit(*args, erase), copied)
+    assert not torch.equal(copied, selective_scan_with_state_edit(*args, lambda h: h))
+
+
 def test_a_second_edit_adds_to_what_the_first_sends():
     x, dt, A, B, C, D, _ = (a.double() for a in inputs(1, 8, 3, 2))
 
@@ -410,6 +433,13 @@ def test_what_mamba_ssm_refuses_torch_computes(monkeypatch):
     monkeypatch.setattr(module, "selective_scan_path", lambda device, dtype: ("mamba-ssm", "as on a GPU"))
     args = inputs(2, 9, 5, 3)[:6]
     assert torch.equal(selective_scan(*args), selective_scan_reference(*args))
+
+    def run_out(*args, **kwargs):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(module, "_mamba_ssm", lambda: run_out)
+    with pytest.raises(torch.OutOfMemoryError):  # torch's loop would need more, not less
+        selective_scan(*args)
 
 
 @pytest.mark.gpu

@@ -183,8 +183,12 @@ def test_half_precision_is_computed_in_float32() -> None:
     assert error(got.float(), ssd(*(part.float() for part in parts))) <= 2**-8
 
 
-def test_length_zero_gives_length_zero() -> None:
-    assert ssd(*inputs(0)).shape == (2, 0, 4, 5)
+@pytest.mark.parametrize(("batch", "length"), [(2, 0), (0, 5), (0, 70)])
+def test_empty_axes_give_empty_outputs_and_gradients(batch: int, length: int) -> None:
+    parts = [part.requires_grad_() for part in inputs(length, batch=batch)]
+    out = ssd(*parts)
+    assert out.shape == (batch, length, 4, 5)
+    assert [g.shape for g in torch.autograd.grad(out.sum(), parts)] == [part.shape for part in parts]
 
 
 def test_bad_sizes_are_refused() -> None:

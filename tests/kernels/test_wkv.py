@@ -155,3 +155,52 @@ def test_gradients_flow_through_an_edit():
         return wkv_with_state_edit(w, u, k, v, lambda s: torch.cat([s[:, :1], s[:, 1:2] * gain, s[:, 2:]], 1))
 
     assert torch.autograd.gradcheck(run, (gain, *tensors(1, 4, 2, torch.float64)))
+
+
+def test_an_edit_may_write_in_place_and_gives_the_plain_output_back_for_nothing():
+    inputs = [a.detach() for a in tensors(2, 9, 3)]
+
+    def erase(states):
+        states[:, 4] = 0
+        return states
+
+    copied = wkv_with_state_edit(*inputs, lambda states: erase(states.clone()))
+    assert wkv_with_state_edit(*inputs, erase).equal(copied)
+    assert not copied.equal(wkv_reference(*inputs))
+
+
+@pytest.mark.parametrize("above", [-500.0, 0.0, 500.0])
+def test_the_state_of_a_sequence_far_above_or_below_can_be_written_as_it_is(above):
+    """Keys before t differ by e^±500, which no float32 holds; after t both sequences are the same."""
+    w, u, k, v = (a.detach() for a in tensors(2, 12, 3))
+    w = w / 100
+    other_k, other_v = k.clone(), v.clone()
+    other_k[:, :5] = above - k[:, :5]
+    other_v[:, :5] = 1 - v[:, :5]
+    donor = []
+    wkv_with_state_edit(w, u, other_k, other_v, lambda states: donor.append(states) or states)
+
+    def write(states):
+        states[:, 4] = donor[0][:, 4]
+        return states
+
+    y = wkv_with_state_edit(w, u, k, v, write)
+    close(y[:, :5], wkv(w, u, k, v)[:, :5], 1e-6)
+    close(y[:, 5:], wkv(w, u, other_k, other_v)[:, 5:], 1e-4)  # max itself is shown to 3e-5 at 500
+
+
+@pytest.mark.parametrize("shapes", [((2,), (3,)), ((3,), (2,)), ((3, 1), (3,))])
+def test_wrong_shapes_are_refused_before_any_memory_is_read(shapes):
+    k = torch.zeros(2, 4, 3)
+    with pytest.raises(ValueError, match=r"w and u \[channel\]"):
+        wkv(torch.ones(shapes[0]), torch.ones(shapes[1]), k, k)
+    with pytest.raises(ValueError, match="k and v are"):
+        wkv(torch.ones(3), torch.ones(3), k, k[:, :3])
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 0, 3), (2, 4, 0)])
+def test_empty_axes_give_empty_outputs(shape):
+    inputs = tensors(*shape)
+    y = wkv(*inputs)
+    assert y.shape == shape
+    assert [g.shape for g in torch.autograd.grad(y.sum(), inputs)] == [a.shape for a in inputs]

@@ -1,10 +1,11 @@
 """The Φ contract as checks any mixer can be put through: a mixer module and its input in, assertions out.
 
 `mixer` is a built module, `x` [batch, pos, d_model] in the mixer's dtype. Checks compare a run with an
-identity hook, never the fused path, wherever bits must not change.
+identity hook, never the fused path, wherever bits must not change. test_contract puts every mixer through all of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import circuitscope as cs
-from circuitscope import mixers
+from circuitscope.hooks import HookPoint
 from circuitscope.mixers import Mixer, MixerConfig
 from circuitscope.mixers.phi import product
 from circuitscope.models.config import ModelConfig
@@ -22,6 +23,7 @@ from circuitscope.training.optimizer import make_optimizer
 
 Edit = Callable[[Tensor], Tensor | None]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # of the largest entry
+AROUND = {"hook_v", "hook_phi", "hook_state", "hook_z"}  # the product; factors are what stands before it
 
 
 # -- modules, inputs, runs ----------------------------------------------------------------------------
@@ -41,14 +43,11 @@ def shaken(mixer: nn.Module, by: float = 0.1, seed: int = 0) -> Any:
     return mixer.eval()
 
 
-def briefly_trained(
-    monkeypatch: Any, config: MixerConfig, module: type[nn.Module], d_model: int = 16, steps: int = 30, length: int = 32
-) -> tuple[HookedLM, Tensor]:
-    """A 1-layer model after `steps` of AdamW on MQAR, and tokens it has not seen. Registers the mixer for the test."""
-    monkeypatch.setitem(mixers._MIXERS, config.name, (type(config), module))
-    task = cs.task("mqar", length=length, pairs=4, vocab_size=64)
-    shape = {"mixers": [config], "n_layers": 1, "d_model": d_model, "vocab_size": 64, "max_length": length}
-    model = HookedLM(ModelConfig.model_validate(shape))
+def briefly_trained(config: MixerConfig, positions: str = "none", steps: int = 30) -> tuple[HookedLM, Tensor]:
+    """A 1-layer model of width 16 after `steps` of AdamW on MQAR, and tokens it has not seen."""
+    task = cs.task("mqar", length=32, pairs=4, vocab_size=64)
+    shape = {"mixers": [config], "n_layers": 1, "d_model": 16, "vocab_size": 64, "max_length": 32}
+    model = HookedLM(ModelConfig.model_validate(shape | {"positions": positions}))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(steps):
         batch = task.batch(step, size=16)
@@ -65,26 +64,33 @@ def identity(value: Tensor) -> Tensor:
     return value
 
 
-def run(mixer: Any, x: Tensor, **edits: Edit) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output, and what passed hook_v, hook_z and (where there is one) hook_conv, with edits at named hooks."""
-    seen: dict[str, Tensor] = {}
+@contextmanager
+def hooked(mixer: Any, **edits: Edit) -> Iterator[None]:
+    """With edits at named hooks."""
     handles = [getattr(mixer, n).register_forward_hook(lambda m, a, out, e=e: e(out)) for n, e in edits.items()]
-    for name in ("hook_v", "hook_z", "hook_conv"):
-        if hasattr(mixer, name):
-            handles.append(
-                getattr(mixer, name).register_forward_hook(lambda m, a, out, n=name: seen.update({n[5:]: out}))
-            )
     try:
-        return mixer(x), seen
+        yield
     finally:
         for handle in handles:
             handle.remove()
 
 
+def run(mixer: Any, x: Tensor, **edits: Edit) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output, and what passed hook_v, hook_z and (where there is one) hook_conv, with edits at named hooks."""
+    seen: dict[str, Tensor] = {}
+    watched = [name for name in ("hook_v", "hook_z", "hook_conv") if hasattr(mixer, name)]
+    with (
+        hooked(mixer, **edits),
+        hooked(mixer, **{n: lambda out, n=n: seen.update({n[5:]: out}) for n in watched}),
+    ):
+        return mixer(x), seen
+
+
 def seen_at(mixer: Any, x: Tensor, hook: str) -> Tensor:
-    """What one hook carries, detached."""
+    """What one hook carries, without gradients."""
     kept: list[Tensor] = []
-    run(mixer, x, **{hook: lambda value: kept.append(value.detach().clone())})
+    with torch.no_grad():
+        run(mixer, x, **{hook: lambda value: kept.append(value.clone())})
     assert kept, f"{hook} did not fire"
     return kept[0]
 
@@ -182,9 +188,15 @@ def check_edit_one_entry(mixer: Any, x: Tensor, by: float = 0.7) -> None:
             assert not torch.equal(after_out[b, i], before_out[b, i])
 
 
-def check_edit_in_place(mixer: Any, x: Tensor, hooks: tuple[str, ...] = ("hook_phi",)) -> None:
-    """A hook that writes into its value and returns nothing does what one that returns an edited copy does."""
-    for hook in hooks:
+def check_edit_in_place(mixer: Any, x: Tensor) -> None:
+    """A hook that writes into its value and returns nothing does what one that returns an edited copy does.
+
+    To the bit, in the gradients too; and it writes into nothing that outlives the run.
+    """
+    leaves = list(mixer.parameters())
+    for hook in ("hook_phi", "hook_phi_conv", "hook_state"):
+        if not hasattr(mixer, hook):
+            continue
         start = seen_at(mixer, x, hook)
         at = (0, -1) if hook == "hook_state" else (0, 0, -1, 0)
 
@@ -196,12 +208,12 @@ def check_edit_in_place(mixer: Any, x: Tensor, hooks: tuple[str, ...] = ("hook_p
         def written(value: Tensor, at: tuple[int, ...] = at) -> None:
             value[at] += 1
 
-        with torch.no_grad():
-            want, seen_want = run(mixer, x, **{hook: copied})
-            got, seen_got = run(mixer, x, **{hook: written})
-            assert torch.equal(seen_got["z"], seen_want["z"]), f"{hook}: {list(start.shape)} written in place"
-            assert torch.equal(got, want)
-            assert torch.equal(seen_at(mixer, x, hook), start)
+        (want, seen_want), (got, seen_got) = (run(mixer, x, **{hook: edit}) for edit in (copied, written))
+        assert torch.equal(seen_got["z"], seen_want["z"]), f"{hook}: {list(start.shape)} written in place"
+        assert torch.equal(got, want)
+        grads = [torch.autograd.grad(out.square().sum(), leaves, materialize_grads=True) for out in (want, got)]
+        assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True)), f"gradients through {hook}"
+        assert torch.equal(seen_at(mixer, x, hook), start)
 
 
 def check_gradient_through_phi(mixer: Any, x: Tensor, entries: int = 4) -> None:
@@ -276,7 +288,7 @@ def check_conv_hook(mixer: Any, x: Tensor) -> None:
             untouched = torch.ones(x.shape[:2], dtype=torch.bool)
             untouched[b, i:] = False
             assert torch.equal(after[untouched], before[untouched])
-            assert not torch.equal(after[b, i], before[b, i])
+            assert not torch.equal(after[b, i:], before[b, i:])  # where to, a trained pattern may choose
 
 
 def check_state_hook(mixer: Any, x: Tensor, reach: int = 0) -> None:
@@ -315,6 +327,20 @@ def check_state_hook(mixer: Any, x: Tensor, reach: int = 0) -> None:
         assert_close(written_out[:, t + 1 :], want_out[:, t + 1 :], what="output after the written state")
 
 
+def check_state_beside_phi(mixer: Any, x: Tensor) -> None:
+    """With both hooks z is Φ v plus what the edit of the state adds; an identity adds nothing, to the bit."""
+
+    def double(states: Tensor) -> Tensor:
+        return torch.cat([states[:, :1], 2 * states[:, 1:2], states[:, 2:]], 1)
+
+    with torch.no_grad():
+        by_phi = run(mixer, x, hook_phi=identity)[1]["z"]
+        by_state = run(mixer, x, hook_state=identity)[1]["z"]
+        assert torch.equal(run(mixer, x, hook_phi=identity, hook_state=identity)[1]["z"], by_phi)
+        added = run(mixer, x, hook_state=double)[1]["z"] - by_state
+        assert_close(run(mixer, x, hook_phi=identity, hook_state=double)[1]["z"], by_phi + added)
+
+
 # -- factors ------------------------------------------------------------------------------------------
 
 
@@ -334,6 +360,53 @@ def check_factors(mixer: Any, x: Tensor) -> None:
         core = [f for f in factors if f.name in mixer.core]
         phi = product(core, slice(0, mixer.n_heads)).expand(batch, -1, -1, -1)
         assert_close(phi, seen_at(mixer, x, "hook_phi"), 1e-6, "product of the core")
+
+
+def check_factors_as_hooked(mixer: Any, x: Tensor) -> None:
+    """`factors` under a hook are what the mixer uses under it: their core is what enters hook_phi.
+
+    Every hook but those around the product acts, and none fires twice, there or in a forward.
+    """
+    fired: list[Tensor] = []
+
+    def edit(value: Tensor) -> Tensor:
+        fired.append(0.9 * value)
+        return fired[-1]
+
+    def entering(factors: Any) -> Tensor:
+        core = [f for f in factors if f.name in mixer.core]
+        return product(core, slice(0, mixer.n_heads)).expand(len(x), -1, -1, -1)
+
+    names = [name for name, point in mixer.named_children() if isinstance(point, HookPoint)]
+    assert set(names) >= AROUND - {"hook_state"}
+    moving = []
+    with torch.no_grad():
+        plain = entering(mixer.factors(x))
+        for name in names:
+            kept: list[Tensor] = []
+            watch = mixer.hook_phi.register_forward_pre_hook(lambda m, args, kept=kept: kept.append(args[0].clone()))
+            with hooked(mixer, **{name: edit}):
+                mixer(x)
+                assert len(fired) <= 1, f"{name} fired {len(fired)} times in a forward"
+                watch.remove()
+                fired.clear()
+                factors = {f.name: f for f in mixer.factors(x)}
+                built = {n: f.build(slice(0, f.size)) for n, f in factors.items()}
+                phi = entering(factors.values())
+            assert len(fired) == 0 if name in AROUND else len(fired) <= 1, f"{name} fired {len(fired)} times"
+            assert_close(phi, kept[0], 1e-6, f"Φ under an edit at {name}")
+            if name == "hook_phi_conv":
+                assert torch.equal(built["shift" if "shift" in built else "conv"], fired[0])
+            if name == "hook_conv" and "silu" in built:
+                assert torch.equal(built["silu"], fired[0].sigmoid().mT)
+            if name == "hook_gate" and "gate" in built:
+                gate = fired[0] if type(mixer).__name__ == "GatedConv" else F.silu(fired[0])
+                assert torch.equal(built["gate"], gate.mT)
+            if not torch.equal(phi, plain):
+                moving.append(name)
+            fired.clear()
+    inputs = {"hook_q", "hook_k", "hook_dt", "hook_B", "hook_C", "hook_beta", "hook_decay", "hook_pattern"}
+    assert inputs & set(names) <= set(moving)
 
 
 def check_composed(mixer: Any, x: Tensor, u: Tensor, tolerance: float = 1e-12) -> None:

@@ -1,4 +1,4 @@
-"""Based: its Φ, its state by hand and by the recurrence, and the Φ contract."""
+"""Based: its Φ, its state by hand and by the recurrence."""
 
 import contract
 import pytest
@@ -9,7 +9,6 @@ from circuitscope.kernels.linear_attention import based_reference, based_states
 from circuitscope.mixers.based import Based, BasedConfig
 
 D_MODEL = 16
-both_precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
 def mixer(dtype=torch.float32, d_model: int = D_MODEL, **options) -> Based:
@@ -18,34 +17,19 @@ def mixer(dtype=torch.float32, d_model: int = D_MODEL, **options) -> Based:
     return contract.shaken(Based(config, d_model, "none"), 0.3).to(dtype)
 
 
-@both_precisions
-@pytest.mark.parametrize("window", [None, 1, 5, 64])
-@pytest.mark.parametrize(("length", "batch"), [(1, 1), (2, 3), (17, 3), (64, 1), (256, 1)])
-def test_phi_times_v_is_the_fused_output(length, batch, window, dtype):
-    contract.check_phi_identity(mixer(dtype, window=window), contract.stream(length, D_MODEL, batch, dtype))
-
-
-@pytest.mark.parametrize("options", [{}, {"window": 3}, {"head_dim": 5}, {"n_heads": 1, "feature_dim": 8}])
-def test_the_rest_of_the_contract(options):
-    built, x = mixer(torch.float64, **options), contract.stream(9, D_MODEL, 3, torch.float64)
+@pytest.mark.parametrize("options", [{"window": 1}, {"window": 64}, {"head_dim": 5}, {"n_heads": 1, "feature_dim": 8}])
+def test_windows_and_sizes_keep_the_contract(options):
+    built, x = mixer(torch.float64, **options), contract.stream(70, D_MODEL, 2, torch.float64)
     contract.check_protocol(built, x)
-    contract.check_lower_triangular(built, x)
+    contract.check_phi_identity(built, x)
     contract.check_factors(built, x)
     contract.check_edit_one_entry(built, x)
     contract.check_gradient_through_phi(built, x)
-    contract.check_edit_in_place(built, x)
 
 
 def test_all_factors_are_phi_alone():
     built, x = mixer(torch.float64, head_dim=1), contract.stream(9, D_MODEL, 3, torch.float64)
     contract.check_composed(built, x, contract.seen_at(built, x, "hook_v").flatten(2))
-
-
-def test_trained_weights_keep_the_contract(monkeypatch):
-    model, tokens = contract.briefly_trained(monkeypatch, BasedConfig(feature_dim=8), Based)
-    built, x = model.layers[0].mixer, model.mixer_input(tokens, 0).detach()
-    contract.check_phi_identity(built, x)
-    contract.check_phi_identity(built.double(), x.double())
 
 
 @pytest.mark.parametrize("length", [1, 2, 17])

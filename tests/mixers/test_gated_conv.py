@@ -1,4 +1,4 @@
-"""The gated short conv: Φ is its conv, the gate multiplies after; the Φ contract."""
+"""The gated short conv: Φ is its conv, the gate multiplies after."""
 
 import contract
 import pytest
@@ -10,7 +10,6 @@ from circuitscope.mixers.gated_conv import GatedConv, GatedConvConfig
 from circuitscope.mixers.phi import product
 
 D_MODEL = 16
-both_precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
 def mixer(dtype=torch.float32, **options) -> GatedConv:
@@ -18,30 +17,11 @@ def mixer(dtype=torch.float32, **options) -> GatedConv:
     return contract.shaken(GatedConv(GatedConvConfig(**options), D_MODEL, "none")).to(dtype)
 
 
-@both_precisions
-@pytest.mark.parametrize("width", [1, 3, 4])
-@pytest.mark.parametrize(("length", "batch"), [(1, 1), (2, 3), (17, 3), (64, 1), (256, 1)])
-def test_phi_times_v_is_the_fused_output(length, batch, width, dtype):
-    contract.check_phi_identity(mixer(dtype, conv_width=width), contract.stream(length, D_MODEL, batch, dtype))
-
-
 @pytest.mark.parametrize("width", [1, 3, 20])
-def test_the_rest_of_the_contract(width):
+def test_the_factors_compose(width):
     built, x = mixer(torch.float64, conv_width=width), contract.stream(9, D_MODEL, 3, torch.float64)
-    contract.check_protocol(built, x)
-    contract.check_lower_triangular(built, x)
-    contract.check_factors(built, x)
-    contract.check_edit_one_entry(built, x)
-    contract.check_gradient_through_phi(built, x)
-    contract.check_edit_in_place(built, x)
-    contract.check_composed(built, x, contract.seen_at(built, x, "hook_v")[..., 0])
-
-
-def test_trained_weights_keep_the_contract(monkeypatch):
-    model, tokens = contract.briefly_trained(monkeypatch, GatedConvConfig(), GatedConv)
-    built, x = model.layers[0].mixer, model.mixer_input(tokens, 0).detach()
     contract.check_phi_identity(built, x)
-    contract.check_phi_identity(built.double(), x.double())
+    contract.check_composed(built, x, contract.seen_at(built, x, "hook_v")[..., 0])
 
 
 def test_the_output_is_the_projected_gate_times_conv_of_the_values():

@@ -36,6 +36,8 @@ def fused_attention(
         try:
             out: Tensor = _flash_attn()(q, k, v, causal=True)
             return out
+        except torch.OutOfMemoryError:
+            raise
         except Exception:  # a head size or a device it refuses: torch can do it
             pass
     mask = None

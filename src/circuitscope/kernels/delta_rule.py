@@ -259,13 +259,13 @@ class _Chunk(torch.autograd.Function):
         kept = (QK, overlaps, beta_, R, U, S0, None if g is None else seen, decay, e, w)
         ctx.save_for_backward(system, *(None if part is None else part.to(dtype) for part in kept))
         ctx.scale = scale
-        return _heads_back(out, batch).to(dtype), None if S1 is None else S1.unflatten(0, (batch, heads))
+        return _heads_back(out, heads).to(dtype), None if S1 is None else S1.unflatten(0, (batch, heads))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_state: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         system, QK, overlaps, beta, R, U, S0, seen, decay, e, w = ctx.saved_tensors
-        dtype, wide, batch, size = QK.dtype, system.dtype, len(d_out), d_out.shape[1]
+        dtype, wide, size, heads = QK.dtype, system.dtype, d_out.shape[1], d_out.shape[2]
         K = QK[:, size:]
         dO = _heads_first(d_out, dtype)
         dS1 = None if d_state is None else d_state.flatten(0, 1).to(dtype)
@@ -315,14 +315,14 @@ class _Chunk(torch.autograd.Function):
                 dS0 += dS1 if e is None else e[:, -1:] * dS1
         d_g = None
         if d_total is not None:
-            d_g = _heads_back(d_total.flip(-1).cumsum(-1).flip(-1)[..., None], batch)[..., 0]
+            d_g = _heads_back(d_total.flip(-1).cumsum(-1).flip(-1)[..., None], heads)[..., 0]
         return (
-            _heads_back(dQ, batch) * ctx.scale,
-            _heads_back(dK, batch),
-            _heads_back(dR, batch),
-            _heads_back(d_beta[..., None], batch)[..., 0],
+            _heads_back(dQ, heads) * ctx.scale,
+            _heads_back(dK, heads),
+            _heads_back(dR, heads),
+            _heads_back(d_beta[..., None], heads)[..., 0],
             d_g,
-            None if dS0 is None else dS0.to(wide).unflatten(0, (batch, -1)),
+            None if dS0 is None else dS0.to(wide).unflatten(0, (-1, heads)),
             None,
             None,
         )
@@ -334,9 +334,9 @@ def _heads_first(part: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty(moved.shape, dtype=dtype, device=part.device).copy_(moved).flatten(0, 1)
 
 
-def _heads_back(part: Tensor, batch: int) -> Tensor:
+def _heads_back(part: Tensor, heads: int) -> Tensor:
     """[batch · head, pos, d] to [batch, pos, head, d]."""
-    moved: Tensor = part.unflatten(0, (batch, -1)).transpose(1, 2)
+    moved: Tensor = part.unflatten(0, (-1, heads)).transpose(1, 2)
     return moved
 
 

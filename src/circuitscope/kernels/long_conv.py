@@ -48,14 +48,17 @@ def long_conv(
 ) -> Float[Tensor, "batch pos channel"]:
     """y_i = Σ_{j≤i} kernel_{i−j} u_j + skip u_i, by taps or by an FFT padded so that nothing wraps around.
 
-    The filter may be shorter or longer than the sequence; taps past the sequence are not used. Differentiable once.
+    The filter may be shorter or longer than the sequence; taps past the sequence are not used. Half precision is
+    computed in float32 and rounded at the end. Differentiable once.
     """
-    length = u.shape[1]
+    length, dtype = u.shape[1], u.dtype
+    wide = torch.promote_types(torch.promote_types(dtype, kernel.dtype), torch.float32)
+    u, kernel = u.to(wide), kernel.to(wide)
     if takes_direct_path(u, min(kernel.shape[1], length)):
         y = direct_conv(u, kernel[:, :length])
     else:
         y = fft_conv(u, kernel)
-    return y if skip is None else torch.addcmul(y, u, skip)
+    return (y if skip is None else torch.addcmul(y, u, skip.to(wide))).to(dtype)
 
 
 def takes_direct_path(u: Tensor, taps: int) -> bool:
@@ -77,6 +80,7 @@ def direct_conv(
     bias: Float[Tensor, " channel"] | None = None,
 ) -> Float[Tensor, "batch pos channel"]:
     """y_i = Σ_{j≤i} kernel_{i−j} u_j + bias tap by tap: Numba, float32 on a CPU only."""
+    _check(u, kernel, bias)
     y: Tensor = _DirectConv.apply(u, kernel, bias)  # type: ignore[no-untyped-call]
     return y
 
@@ -84,6 +88,20 @@ def direct_conv(
 def _cut_to(kernel: Float[Tensor, "channel lag"], length: int) -> Float[Tensor, "channel pos"]:
     """The filter's first `length` taps, with zeros where it is shorter."""
     return F.pad(kernel, (0, length - kernel.shape[1]))
+
+
+def _check(u: Tensor, kernel: Tensor, bias: Tensor | None) -> None:
+    """The loop loads without looking: every shape must fit, and every number be a float32, before it starts."""
+    channels = u.shape[-1]
+    if u.ndim != 3 or kernel.ndim != 2 or len(kernel) != channels:
+        raise ValueError(
+            f"u is [batch, pos, channel] and kernel is [channel, lag], not {list(u.shape)} and {list(kernel.shape)}"
+        )
+    if bias is not None and tuple(bias.shape) != (channels,):
+        raise ValueError(f"bias is {list(bias.shape)}, expected {[channels]}")
+    for name, tensor in {"u": u, "kernel": kernel, "bias": bias}.items():
+        if tensor is not None and (tensor.dtype != torch.float32 or tensor.device.type != "cpu"):
+            raise ValueError(f"{name} is {tensor.dtype} on {tensor.device}, expected float32 on a CPU")
 
 
 class _FFTConv(torch.autograd.Function):

@@ -55,10 +55,12 @@ def s4d_kernel(params: S4DParams, length: int) -> Float[Tensor, "channel pos"]:
     fine = _powers(A_bar, step)
     coarse = _powers(fine[..., -1] * A_bar, -(-length // step)) * (C * B_bar)[..., None]
     dtype = params.C.dtype
-    # 2 Re(xᵀ y) as one real product of stacked parts
+    # 2 Re(xᵀ y) as one real product of stacked parts; autocast would round it
     left = torch.cat([coarse.real, -coarse.imag], dim=1).to(dtype)
     right = torch.cat([fine.real, fine.imag], dim=1).to(dtype)
-    return 2 * (left.transpose(1, 2) @ right).flatten(1)[:, :length]
+    with torch.autocast(left.device.type, enabled=False):
+        product = left.transpose(1, 2) @ right
+    return 2 * product.flatten(1)[:, :length]
 
 
 def s4d_kernel_reference(params: S4DParams, length: int) -> Float[Tensor, "channel pos"]:
@@ -95,11 +97,12 @@ def s4d_with_state_edit(
     The difference δ_t = edit(h)_t − h_t is added to the state at t and carried on by the recurrence:
     h'_t = Ā h'_{t−1} + B̄ u_t + δ_t. An edit at one position therefore sets the state there to what was written and
     reaches all later outputs. Edits at several positions add up: where the states are replaced at t and again at
-    t' > t, h'_{t'} is the written value plus the decayed δ_t, since `edit` saw the unedited states.
+    t' > t, h'_{t'} is the written value plus the decayed δ_t, since `edit` saw the unedited states (a copy of them,
+    which it may write into).
     An identity edit leaves the output bit for bit as s4d_readout(s4d_states(u)) gives it.
     """
     states = s4d_states(u, params)
-    delta = edit(states) - states
+    delta = edit(states.clone()) - states
     A_bar = _discretize(params)[0].to(states.dtype)
     y = s4d_readout(states + _scan(A_bar, delta), params)
     return y if D is None else torch.addcmul(y, u, D)
@@ -127,10 +130,10 @@ def shift_ssm_with_state_edit(
 ) -> Float[Tensor, "batch pos channel"]:
     """shift_ssm after `edit` was called once with all states; δ_t moves on one slot per step until it falls out.
 
-    Edits at several positions add up, as in s4d_with_state_edit.
+    Edits at several positions add up, as in s4d_with_state_edit; here too `edit` gets a copy.
     """
     states = shift_ssm_states(u, c.shape[1])
-    delta = edit(states) - states
+    delta = edit(states.clone()) - states
     moved, carried = [], torch.zeros_like(delta[:, 0])
     for delta_t in delta.unbind(1):
         carried = F.pad(carried, (1, 0))[..., :-1] + delta_t

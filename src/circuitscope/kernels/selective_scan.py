@@ -102,6 +102,8 @@ def selective_scan(
     if path == "mamba-ssm" and initial is None:
         try:
             return _scan_by_mamba_ssm(x, dt, A, B, C, D)
+        except torch.OutOfMemoryError:
+            raise
         except Exception:  # whatever it refuses (a state size, a device, a missing driver), torch can do
             pass
     if path == "numba":
@@ -212,10 +214,11 @@ def selective_scan_with_state_edit(
 
     So an edit at one position holds there exactly and decays from there on. Where several positions are
     edited, a later one sees the plain states, and its change comes on top of what the earlier ones send:
-    replacing h_t by v gives h″_t = v plus the propagated effect of the edits before t.
+    replacing h_t by v gives h″_t = v plus the propagated effect of the edits before t. `edit` gets a copy
+    and may write into it.
     """
     h = selective_scan_states(x, dt, A, B, initial)
-    change = edit(h) - h
+    change = edit(h.clone()) - h
     h = selective_scan_states(x, dt, A, B, initial, change)
     y = torch.einsum("blen,bln->ble", h, C)
     return y if D is None else y + D * x

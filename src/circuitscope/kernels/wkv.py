@@ -63,7 +63,8 @@ def wkv_states(
     w: Float[Tensor, " channel"], k: Float[Tensor, "batch pos channel"], v: Float[Tensor, "batch pos channel"]
 ) -> WKVStates:
     """num_t, den_t and m_t of the recurrence above, one position after the other; differentiable in w, k and v."""
-    keep, add, maximum = _scales(w, k)
+    maximum = _running_maximum(w, k).detach()
+    keep, add = _scales(w, k, maximum)
     states = _scan(keep, torch.stack([add * v, add], dim=-1))
     return WKVStates(states[..., 0], states[..., 1], maximum)
 
@@ -98,31 +99,41 @@ def wkv_with_state_edit(
     u: Float[Tensor, " channel"],
     k: Float[Tensor, "batch pos channel"],
     v: Float[Tensor, "batch pos channel"],
-    edit: Callable[[Float[Tensor, "batch pos channel 2"]], Float[Tensor, "batch pos channel 2"]],
+    edit: Callable[[Float[Tensor, "batch pos channel 3"]], Float[Tensor, "batch pos channel 3"]],
 ) -> Float[Tensor, "batch pos channel"]:
-    """y after `edit` was called once with all states as pairs (num, den), each at its own position's scale e^{m_t}.
+    """y after `edit` was called once with a copy of all states as triples (num, den, max).
 
-    The difference δ_t = edit(s)_t − s_t is added to the state at t, in units of e^{m_t}, and carried on by the
-    recurrence: s'_t = e^{m_{t−1} − w − m_t} s'_{t−1} + (new input) + δ_t. The scales m are those of the unedited run
-    and cannot be edited. y_t reads the state before t, so an edit at t shows from t + 1 on. Edits at several positions
-    add up, since `edit` saw the unedited states. den ≥ 1 in every unedited state (the largest weight counts 1); an
-    edit that makes den zero or negative gets the quotient it asked for. To erase the past up to t, write 0 to both.
+    A triple stands for the numerator num · e^max and the denominator den · e^max; another sequence's triple can be
+    written as it is. What an edit changes in them at t, δ_t, is added to the state at t and carried on:
+    s'_t = e^{−w} s'_{t−1} + (new input) + δ_t. y_t reads the state before t, so an edit at t shows from t + 1 on. Edits
+    at several positions add up, since `edit` saw the unedited states. den ≥ 1 in every unedited state (the largest
+    weight counts 1); an edit that makes den zero or negative gets the quotient it asked for. To erase the past up to
+    t, write zeros.
     """
-    keep, add, maximum = _scales(w, k)
-    states = _scan(keep, torch.stack([add * v, add], dim=-1))
-    states = states + _scan(keep, edit(states) - states)
-    return wkv_readout(WKVStates(states[..., 0], states[..., 1], maximum), u, k, v)
+    states, maximum = wkv_states(w, k, v), _running_maximum(w, k)
+    one = (states.max - maximum).exp().to(k.dtype)  # with the gradient that num and den have through their scale
+    shown = torch.stack([states.num * one, states.den * one, maximum.to(k.dtype)], dim=-1)
+    edited = edit(shown.clone())
+    written = maximum + (edited - shown)[..., 2].double()  # not edited[..., 2]: max has digits that are not shown
+    scale = torch.maximum(states.max, _running_maximum(w, written.where(written > maximum, _NONE)).detach())
+    keep, add = _scales(w, k, scale)
+    new, old = ((m - scale).exp().to(k.dtype)[..., None] for m in (written, maximum))
+    delta = new * edited[..., :2] - old * shown[..., :2]
+    s = _scan(keep, torch.stack([add * v, add], dim=-1) + delta)
+    return wkv_readout(WKVStates(s[..., 0], s[..., 1], scale), u, k, v)
 
 
-def _scales(w: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """e^{m_{t−1} − w − m_t}, e^{k_t − m_t} and m_t itself. The exponents are formed in float64."""
-    exponent, decay = k.double(), w.double()
-    age = torch.arange(k.shape[1], dtype=torch.float64, device=k.device)[:, None] * decay.detach()
-    # m_t + t w is the running maximum of k_j + j w
-    m = (exponent.detach() + age).cummax(1).values - age
+def _running_maximum(w: Tensor, k: Tensor) -> Tensor:
+    """m_t = max(m_{t−1} − w, k_t) in float64: m_t + t w is the running maximum of k_j + j w."""
+    age = torch.arange(k.shape[1], dtype=torch.float64, device=k.device)[:, None] * w.double()
+    return (k.double() + age).cummax(1).values - age
+
+
+def _scales(w: Tensor, k: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+    """e^{m_{t−1} − w − m_t} and e^{k_t − m_t}. The exponents are formed in float64."""
     before = F.pad(m, (0, 0, 1, 0), value=_NONE)[:, :-1]
     # rounding may leave a difference just above 0; its exponential is still 1 to all digits kept
-    return (before - decay - m).exp().to(k.dtype), (exponent - m).exp().to(k.dtype), m
+    return (before - w.double() - m).exp().to(k.dtype), (k.double() - m).exp().to(k.dtype)
 
 
 def _scan(
@@ -175,6 +186,12 @@ def wkv(
     v: Float[Tensor, "batch pos channel"],
 ) -> Float[Tensor, "batch pos channel"]:
     """y = Φ(w, u, k) v without Φ. Numba on a CPU up to float32, the torch recurrence elsewhere."""
+    channels = k.shape[-1:]
+    if k.ndim != 3 or v.shape != k.shape or w.shape != channels or u.shape != channels:
+        raise ValueError(
+            "k and v are [batch, pos, channel], w and u [channel], not"
+            f" {list(k.shape)}, {list(v.shape)}, {list(w.shape)}, {list(u.shape)}"
+        )
     if k.device.type == "cpu" and k.dtype in _CPU_FLOATS:
         y: Tensor = _WKV.apply(w.float(), u.float(), k.float(), v.float())  # type: ignore[no-untyped-call]
         return y.to(k.dtype)

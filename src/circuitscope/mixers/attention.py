@@ -2,7 +2,6 @@
 
 from typing import ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
@@ -14,7 +13,7 @@ from circuitscope.hooks import HookPoint, wanted
 from circuitscope.kernels.attention import causal_scores, fused_attention
 from circuitscope.kernels.short_conv import short_conv, short_conv_phi
 from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Factor, Heads, convolve, mix
+from circuitscope.mixers.phi import Build, Factor, Heads, check_fits, convolve, mix
 from circuitscope.mixers.positions import alibi, rotate
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -87,49 +86,53 @@ class Attention(nn.Module):
             )
 
     def forward(self, x: Stream) -> Stream:
-        q, k, v = self._project(x)
-        q, k = self._place(self.hook_q(q), self.hook_k(k))
-        bias = self._bias(x)
-        listened = wanted(self.hook_attn_scores, self.hook_pattern)
-
-        def phi() -> Float[Tensor, "batch head dest src"]:
-            scores = self.hook_attn_scores(causal_scores(q, k, bias))
-            pattern: Tensor = self.hook_pattern(scores.softmax(dim=-1))
-            return pattern
-
-        def fused(v: Heads) -> Heads:
-            if listened:
-                return torch.einsum("bhij,bjhd->bihd", phi(), v)
-            return fused_attention(q, k, v, bias)
-
-        z = mix(self, v, phi=phi, fused=fused)
+        q, k, v, _ = self._into(x)
+        z = mix(
+            self,
+            v,
+            phi=lambda: self._pattern(q, k, x),
+            fused=lambda v: fused_attention(q, k, v, self._bias(x)),
+            within=(self.hook_attn_scores, self.hook_pattern),
+        )
         out: Tensor = self.out(rearrange(z, "batch pos head d_head -> batch pos (head d_head)"))
         return out
 
     def factors(self, x: Stream) -> list[Factor]:
-        """The pattern and, on the channels of x, the matrix of the values' conv; past all hooks."""
-        q, k, _ = self._project(x, hooked=False)
-        if self.positions == "rope":
-            q, k = rotate(q), rotate(k)
-        pattern = causal_scores(q, k, self._bias(x)).softmax(dim=-1)
-        found = [Factor("pattern", self.n_heads, lambda heads: pattern[:, heads])]
-        if "v" in self.config.conv_on:
-            weight, length = self.conv_v.weight[:, 0], x.shape[1]
-            found.append(Factor("conv", x.shape[2], lambda c: short_conv_phi(weight[c], length)[None]))
+        """The pattern and, on the channels of x, the matrix of the values' conv."""
+        q, k, _, conv = self._into(x)
+        if wanted(self.hook_attn_scores, self.hook_pattern):  # they see all heads at once
+            size = x.shape[0] * self.n_heads * x.shape[1] ** 2 * x.element_size()
+            check_fits(size, x.device, "the pattern, hooked", "use fewer sequences")
+            whole = self._pattern(q, k, x)
+
+            def pattern(heads: slice) -> Float[Tensor, "batch head dest src"]:
+                return whole[:, heads]
+        else:
+
+            def pattern(heads: slice) -> Float[Tensor, "batch head dest src"]:
+                bias = self._bias(x)
+                return causal_scores(q[:, :, heads], k[:, :, heads], None if bias is None else bias[heads]).softmax(-1)
+
+        found = [Factor("pattern", self.n_heads, pattern)]
+        if conv is not None:
+            found.append(Factor("conv", x.shape[2], conv))
         return found
 
-    def _place(self, q: Heads, k: Heads) -> tuple[Heads, Heads]:
-        """Queries and keys with their positions, where the encoding lives in them."""
-        if self.positions != "rope":
-            return q, k
-        return self.hook_rot_q(rotate(q)), self.hook_rot_k(rotate(k))
+    def _pattern(self, q: Heads, k: Heads, x: Stream) -> Float[Tensor, "batch head dest src"]:
+        scores = self.hook_attn_scores(causal_scores(q, k, self._bias(x)))
+        # a copy, so that hooks may write into it: softmax's gradient needs its own result
+        pattern: Tensor = self.hook_pattern(scores.softmax(dim=-1).clone())
+        return pattern
 
-    def _project(self, x: Stream, hooked: bool = True) -> tuple[Heads, Heads, Heads]:
+    def _into(self, x: Stream) -> tuple[Heads, Heads, Heads, Build | None]:
+        """Queries and keys with their positions, values, and the matrix of the values' conv where there is one."""
+        conv = None
         if self.config.conv_on:
-            weights = self.qkv.weight.chunk(3)
+            read_q, read_k = self._read(x, "q"), self._read(x, "k")
+            read_v, conv = self._read_v(x)
             biases = (None,) * 3 if self.qkv.bias is None else self.qkv.bias.chunk(3)
-            parts = zip("qkv", weights, biases, strict=True)
-            each = [F.linear(self._read(x, name, hooked), weight, bias) for name, weight, bias in parts]
+            parts = zip((read_q, read_k, read_v), self.qkv.weight.chunk(3), biases, strict=True)
+            each = [F.linear(read, weight, bias) for read, weight, bias in parts]
             q, k, v = (
                 rearrange(u, "batch pos (head d_head) -> batch pos head d_head", head=self.n_heads) for u in each
             )
@@ -137,28 +140,33 @@ class Attention(nn.Module):
             q, k, v = rearrange(
                 self.qkv(x), "batch pos (three head d_head) -> three batch pos head d_head", three=3, head=self.n_heads
             )
-        return q, k, v
+        q, k = self.hook_q(q), self.hook_k(k)
+        if self.positions == "rope":
+            q, k = self.hook_rot_q(rotate(q)), self.hook_rot_k(rotate(k))
+        return q, k, v, conv
 
-    def _read(self, x: Stream, name: str, hooked: bool) -> Stream:
-        """What the projection of Q, K or V reads."""
+    def _read(self, x: Stream, name: str) -> Stream:
+        """What the projection of Q or K reads."""
         if name not in self.config.conv_on:
             return x
         conv = getattr(self, f"conv_{name}")
-        weight, bias = conv.weight[:, 0], conv.bias
-        if not hooked:
-            x = short_conv(x, weight, bias)
-        elif name == "v":
-            x = self.hook_conv(
-                convolve(
-                    self.hook_phi_conv,
-                    x,
-                    matrix=lambda: short_conv_phi(weight, x.shape[1]),
-                    bias=bias,
-                    fused=lambda x: short_conv(x, weight, bias),
-                )
-            )
-        else:
-            x = getattr(self, f"hook_conv_{name}")(short_conv(x, weight, bias))
+        return self._activate(getattr(self, f"hook_conv_{name}")(short_conv(x, conv.weight[:, 0], conv.bias)))
+
+    def _read_v(self, x: Stream) -> tuple[Stream, Build | None]:
+        """What the projection of V reads, and the matrix of its conv."""
+        if "v" not in self.config.conv_on:
+            return x, None
+        weight, bias = self.conv_v.weight[:, 0], self.conv_v.bias
+        u, matrix = convolve(
+            self.hook_phi_conv,
+            x,
+            matrix=lambda c: short_conv_phi(weight[c], x.shape[1]),
+            bias=bias,
+            fused=lambda x: short_conv(x, weight, bias),
+        )
+        return self._activate(self.hook_conv(u)), matrix
+
+    def _activate(self, x: Stream) -> Stream:
         return F.silu(x) if self.config.conv_activation else x
 
     def _bias(self, x: Stream) -> Float[Tensor, "head dest src"] | None:

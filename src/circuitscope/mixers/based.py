@@ -71,8 +71,7 @@ class Based(nn.Module):
             self.state_size = self.n_heads * (config.window - 1) * (d + self.d_head)
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        q, k, v = self._project(x)
-        q, k = self.hook_q(q), self.hook_k(k)
+        q, k, v = self._into(x)
         eps, window = self.config.eps, self.config.window
         z = mix(
             self,
@@ -84,10 +83,10 @@ class Based(nn.Module):
         return out
 
     def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
-        """The normalized weights, past all hooks."""
-        q, k, _ = self._project(x)
-        phi = based_phi(q, k, self.config.eps, self.config.window)
-        return [Factor("linear_attention", self.n_heads, lambda heads: phi[:, heads])]
+        """The normalized weights."""
+        q, k, _ = self._into(x)
+        eps, window = self.config.eps, self.config.window
+        return [Factor("linear_attention", self.n_heads, lambda h: based_phi(q[:, :, h], k[:, :, h], eps, window))]
 
     def mixing_flops(self, length: int) -> int:
         """Of QKᵀ and of the weights times V, forward, a token, averaged over the keys that rows see.
@@ -98,9 +97,10 @@ class Based(nn.Module):
         seen = window * (window + 1) // 2 + (length - window) * window
         return 2 * self.n_heads * (self.config.feature_dim + self.d_head) * seen // length
 
-    def _project(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Features, Features, Heads]:
+    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Features, Features, Heads]:
+        """Queries, keys and values."""
         q, k, v = (
             rearrange(part, "batch pos (head size) -> batch pos head size", head=self.n_heads)
             for part in self.qkv(x).split(self.sizes, dim=-1)
         )
-        return q, k, v
+        return self.hook_q(q), self.hook_k(k), v

@@ -15,7 +15,7 @@ from circuitscope.kernels.delta_rule import delta_phi, delta_rule, delta_with_st
 from circuitscope.kernels.short_conv import short_conv, short_conv_phi
 from circuitscope.mixers.mamba import dt_bias
 from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Factor, Heads, convolve, mix
+from circuitscope.mixers.phi import Build, Factor, Heads, convolve, mix
 
 Channels = Float[Tensor, "batch pos channel"]
 PerHead = Float[Tensor, "batch pos head"]
@@ -91,7 +91,7 @@ class DeltaNet(nn.Module):
         self.state_size = keys * self.d_head + (config.conv_width - 1) * (2 * keys + values)
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        q, k, pre, beta, g, gate = self._into(x)
+        q, k, pre, beta, g, gate, _ = self._into(x)
         z = mix(
             self,
             self._heads(F.silu(pre)),
@@ -107,8 +107,8 @@ class DeltaNet(nn.Module):
 
     def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
         """Φ_delta, per head, · diag(σ(pre)) · Φ_conv, per channel of the values; SiLU(pre) = σ(pre) · pre."""
-        q, k, pre, beta, g, _ = self._into(x)
-        channels, weight, length = pre.shape[-1], self._taps()[1], x.shape[1]
+        q, k, pre, beta, g, _, conv = self._into(x)
+        channels = pre.shape[-1]
 
         def delta(h: slice) -> Float[Tensor, "batch head dest src"]:
             return delta_phi(q[:, :, h], k[:, :, h], beta[..., h], None if g is None else g[..., h])
@@ -116,7 +116,7 @@ class DeltaNet(nn.Module):
         return [
             Factor("delta", self.n_heads, delta),
             Factor("silu", channels, lambda c: pre[..., c].sigmoid().mT, diagonal=True),
-            Factor("conv", channels, lambda c: short_conv_phi(weight[c], length)[None]),
+            Factor("conv", channels, conv),
         ]
 
     def mixing_flops(self, length: int) -> int:
@@ -130,32 +130,26 @@ class DeltaNet(nn.Module):
 
     def _into(
         self, x: Float[Tensor, "batch pos d_model"]
-    ) -> tuple[Heads, Heads, Channels, PerHead, PerHead | None, Heads | None]:
-        """q, k, what enters the values' SiLU, β, the log decay and the output gate."""
+    ) -> tuple[Heads, Heads, Channels, PerHead, PerHead | None, Heads | None, Build]:
+        """q, k, what enters the values' SiLU, β, the log decay, the output gate; and the matrix of the values' conv."""
         qk, u, beta, *rest = self.in_proj(x).split(self.sizes, dim=-1)
-        of_qk, of_v = self._taps()
+        of_qk, of_v = self.conv.weight[:, 0].split(self.sizes[:2])
         q, k = F.silu(short_conv(qk, of_qk)).chunk(2, dim=-1)
         q, k = self.hook_q(_l2norm(self._heads(q))), self.hook_k(_l2norm(self._heads(k)))
-        pre = self.hook_conv(
-            convolve(
-                self.hook_phi_conv,
-                u,
-                matrix=lambda: short_conv_phi(of_v, x.shape[1]),
-                bias=None,
-                fused=lambda u: short_conv(u, of_v),
-            )
+        convolved, conv = convolve(
+            self.hook_phi_conv,
+            u,
+            matrix=lambda c: short_conv_phi(of_v[c], x.shape[1]),
+            bias=None,
+            fused=lambda u: short_conv(u, of_v),
         )
+        pre = self.hook_conv(convolved)
         beta = self.hook_beta((2 if self.config.allow_neg_eigval else 1) * beta.sigmoid())
         if not self.config.gated:
-            return q, k, pre, beta, None, None
+            return q, k, pre, beta, None, None, conv
         step, gate = rest
         g = self.hook_decay(-self.A_log.exp() * F.softplus(step + self.dt_bias))
-        return q, k, pre, beta, g, self.hook_gate(self._heads(gate))
-
-    def _taps(self) -> tuple[Float[Tensor, "channel width"], Float[Tensor, "channel width"]]:
-        """Of queries and keys, and of values."""
-        of_qk, of_v = self.conv.weight[:, 0].split(self.sizes[:2])
-        return of_qk, of_v
+        return q, k, pre, beta, g, self.hook_gate(self._heads(gate)), conv
 
     def _heads(self, u: Channels) -> Heads:
         return rearrange(u, "batch pos (head d) -> batch pos head d", head=self.n_heads)

@@ -54,11 +54,11 @@ class GatedConv(nn.Module):
             phi=lambda: short_conv_phi(weight, x.shape[1]).repeat(x.shape[0], 1, 1, 1),
             fused=lambda v: short_conv(v[..., 0], weight)[..., None],
         )
-        out: Tensor = self.out(self.hook_gate(gate) * z[..., 0])
+        out: Tensor = self.out(gate * z[..., 0])
         return out
 
     def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
-        """diag(gate) · Φ_conv, past all hooks."""
+        """diag(gate) · Φ_conv."""
         gate, _ = self._into(x)
         weight, length = self.conv.weight[:, 0], x.shape[1]
         return [
@@ -73,4 +73,4 @@ class GatedConv(nn.Module):
     def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels]:
         """The gate and the values."""
         gate, v = self.in_proj(x).chunk(2, dim=-1)
-        return gate, v
+        return self.hook_gate(gate), v

@@ -82,7 +82,7 @@ class H3(nn.Module):
 
         def states(v: Heads, edit: Callable[[Tensor], Tensor]) -> Heads:
             params, D = self._ssm(self.d_head**2)
-            return self._read(q, s4d_with_state_edit(self._products(k, v), params, D, lambda s: edit(s.clone())))
+            return self._read(q, s4d_with_state_edit(self._products(k, v), params, D, edit))
 
         out: Tensor = self.out(mix(self, v, phi=phi, fused=fused, state=states).flatten(2))
         return out

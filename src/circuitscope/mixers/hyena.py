@@ -13,7 +13,7 @@ from circuitscope.hooks import HookPoint
 from circuitscope.kernels.long_conv import long_conv, toeplitz
 from circuitscope.kernels.short_conv import short_conv, short_conv_phi
 from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Factor, Heads, convolve, mix
+from circuitscope.mixers.phi import Build, Factor, Heads, convolve, mix
 
 
 class HyenaConfig(MixerConfig):
@@ -106,7 +106,7 @@ class Hyena(nn.Module):
         self.filter.l_max = self.config.l_max or max_length
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        x1, x2, v = self._into(x)
+        x1, x2, v, _ = self._into(x)
         h, length = self.filter(x.shape[1]), x.shape[1]
 
         def phi() -> Float[Tensor, "batch channel dest src"]:
@@ -121,14 +121,14 @@ class Hyena(nn.Module):
 
     def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
         """diag(x2) · Toeplitz(h + bδ) · diag(x1) · Φ_conv."""
-        x1, x2, _ = self._into(x)
+        x1, x2, _, conv = self._into(x)
         n, length = self.n_heads, x.shape[1]
-        h, weight = self.filter(length), self.conv.weight[2 * n :, 0]
+        h = self.filter(length)
         return [
             Factor("x2", n, lambda c: x2[:, :, c, 0].mT, diagonal=True),
             Factor("filter", n, lambda c: toeplitz(h[c], length, self.skip[c])[None]),
             Factor("x1", n, lambda c: x1[:, :, c, 0].mT, diagonal=True),
-            Factor("conv", n, lambda c: short_conv_phi(weight[c], length)[None]),
+            Factor("conv", n, conv),
         ]
 
     def mixing_flops(self, length: int) -> int:
@@ -139,18 +139,19 @@ class Hyena(nn.Module):
         """
         return self.n_heads * (3 * 2 * self.config.conv_width + length + 1 + 4)
 
-    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Heads, Heads, Heads]:
-        """x1, x2 and the values."""
+    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Heads, Heads, Heads, Build]:
+        """x1, x2, the values, and the matrix of their conv."""
         n = self.n_heads
         weight, bias = self.conv.weight[:, 0], self.conv.bias
         assert bias is not None
         u = self.in_proj(x)
         x1, x2 = short_conv(u[..., : 2 * n], weight[: 2 * n], bias[: 2 * n])[..., None].chunk(2, dim=2)
-        v = convolve(
+        of_v = weight[2 * n :]
+        v, conv = convolve(
             self.hook_phi_conv,
             u[..., 2 * n :],
-            matrix=lambda: short_conv_phi(weight[2 * n :], x.shape[1]),
+            matrix=lambda c: short_conv_phi(of_v[c], x.shape[1]),
             bias=bias[2 * n :],
-            fused=lambda u: short_conv(u, weight[2 * n :], bias[2 * n :]),
+            fused=lambda u: short_conv(u, of_v, bias[2 * n :]),
         )
-        return self.hook_k(x1), self.hook_q(x2), self.hook_conv(v)[..., None]
+        return self.hook_k(x1), self.hook_q(x2), self.hook_conv(v)[..., None], conv

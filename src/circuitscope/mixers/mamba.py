@@ -18,7 +18,7 @@ from circuitscope.kernels.selective_scan import (
 )
 from circuitscope.kernels.short_conv import short_conv, short_conv_phi
 from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Factor, convolve
+from circuitscope.mixers.phi import Build, Factor, convolve
 from circuitscope.mixers.scan import Channels, Scan, mix_channels
 
 Shared = Float[Tensor, "batch pos state"]
@@ -128,7 +128,7 @@ class GatedBlock(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        pre, gate = self._into(x)
+        pre, gate, _ = self._into(x)
         v = F.silu(pre) if self.config.activation else pre
         z = mix_channels(self, v, self.scan(v))
         out: Tensor = self.out(z if gate is None else z * F.silu(gate))
@@ -136,39 +136,38 @@ class GatedBlock(nn.Module):
 
     def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
         """diag(SiLU(gate)) · Φ_ssm · diag(σ(pre)) · Φ_conv; SiLU(pre) = σ(pre) · pre."""
-        pre, gate = self._into(x)
-        n, length = self.n_heads, x.shape[1]
+        pre, gate, conv = self._into(x)
+        n = self.n_heads
         found = [Factor("ssm", n, self.scan(F.silu(pre) if self.config.activation else pre).phi)]
         if gate is not None:
             found.insert(0, Factor("gate", n, lambda c: F.silu(gate[..., c]).mT, diagonal=True))
         if self.config.activation:
             found.append(Factor("silu", n, lambda c: pre[..., c].sigmoid().mT, diagonal=True))
-        if self.config.conv:
-            found.append(Factor("conv", n, lambda c: short_conv_phi(self.conv.weight[c, 0], length)[None]))
+        if conv is not None:
+            found.append(Factor("conv", n, conv))
         return found
 
     def _conv_flops(self) -> int:
         """Of the conv, forward, a token: 2 a tap and channel."""
         return 2 * self.n_heads * self.config.conv_width if self.config.conv else 0
 
-    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels | None]:
-        """What enters SiLU and the scan, and the gate."""
-        u, gate = self.in_proj(x), None
+    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels | None, Build | None]:
+        """What enters SiLU and the scan; and, where there are, the gate and the matrix of the conv."""
+        u, gate, conv = self.in_proj(x), None, None
         if self.config.gate:
             u, gate = u.chunk(2, dim=-1)
             gate = self.hook_gate(gate)
         if self.config.conv:
             weight, bias = self.conv.weight[:, 0], self.conv.bias
-            u = self.hook_conv(
-                convolve(
-                    self.hook_phi_conv,
-                    u,
-                    matrix=lambda: short_conv_phi(weight, x.shape[1]),
-                    bias=bias,
-                    fused=lambda u: short_conv(u, weight, bias),
-                )
+            u, conv = convolve(
+                self.hook_phi_conv,
+                u,
+                matrix=lambda c: short_conv_phi(weight[c], x.shape[1]),
+                bias=bias,
+                fused=lambda u: short_conv(u, weight, bias),
             )
-        return u, gate
+            u = self.hook_conv(u)
+        return u, gate, conv
 
 
 class Mamba(GatedBlock):

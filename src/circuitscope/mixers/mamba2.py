@@ -16,7 +16,7 @@ from circuitscope.kernels.short_conv import short_conv, short_conv_phi
 from circuitscope.kernels.ssd import ssd, ssd_phi, ssd_with_state_edit
 from circuitscope.mixers.mamba import dt_bias
 from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Factor, Heads, convolve, mix
+from circuitscope.mixers.phi import Build, Factor, Heads, convolve, mix
 from circuitscope.mixers.scan import Channels
 
 Steps = Float[Tensor, "batch pos head"]
@@ -79,7 +79,7 @@ class Mamba2(nn.Module):
         return -self.A_log.exp()
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        gate, pre, dt, B, C = self._into(x)
+        gate, pre, dt, B, C, _ = self._into(x)
         A, D = self.A, self.D
 
         def fused(v: Heads) -> Heads:
@@ -95,8 +95,8 @@ class Mamba2(nn.Module):
 
     def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
         """diag(SiLU(gate)) · Φ_ssd · diag(σ(pre)) · Φ_conv: Φ_ssd lives on heads, all others on channels."""
-        gate, pre, dt, B, C = self._into(x)
-        n, length, A, D = pre.shape[-1], x.shape[1], self.A, self.D
+        gate, pre, dt, B, C, conv = self._into(x)
+        n, A, D = pre.shape[-1], self.A, self.D
         per_group = self.n_heads // self.config.n_groups
 
         def phi(part: slice) -> Float[Tensor, "batch head dest src"]:
@@ -107,7 +107,7 @@ class Mamba2(nn.Module):
             Factor("gate", n, lambda c: F.silu(gate[..., c]).mT, diagonal=True),
             Factor("ssd", self.n_heads, phi),
             Factor("silu", n, lambda c: pre[..., c].sigmoid().mT, diagonal=True),
-            Factor("conv", n, lambda c: short_conv_phi(self.conv.weight[c, 0], length)[None]),
+            Factor("conv", n, conv),
         ]
 
     def mixing_flops(self, length: int) -> int:
@@ -119,28 +119,28 @@ class Mamba2(nn.Module):
         channels = self.n_heads * self.d_head
         return channels * (5 * states + 3) + 2 * taps * (channels + 2 * self.config.n_groups * states)
 
-    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels, Steps, Groups, Groups]:
-        """The gate, what enters the values' SiLU, Δ, B and C."""
+    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels, Steps, Groups, Groups, Build]:
+        """The gate, what enters the values' SiLU, Δ, B, C, and the matrix of the values' conv."""
         gate, u, u_shared, dt = self.in_proj(x).split(self.sizes, dim=-1)
         gate = self.hook_gate(gate)
         channels = self.sizes[1]
         weight, bias = self.conv.weight[:, 0], self.conv.bias
         assert bias is not None
-        pre = self.hook_conv(
-            convolve(
-                self.hook_phi_conv,
-                u,
-                matrix=lambda: short_conv_phi(weight[:channels], x.shape[1]),
-                bias=bias[:channels],
-                fused=lambda u: short_conv(u, weight[:channels], bias[:channels]),
-            )
+        of_v = weight[:channels]
+        convolved, conv = convolve(
+            self.hook_phi_conv,
+            u,
+            matrix=lambda c: short_conv_phi(of_v[c], x.shape[1]),
+            bias=bias[:channels],
+            fused=lambda u: short_conv(u, of_v, bias[:channels]),
         )
+        pre = self.hook_conv(convolved)
         shared = F.silu(short_conv(u_shared, weight[channels:], bias[channels:]))
         B, C = rearrange(
             shared, "batch pos (two group state) -> two batch pos group state", two=2, group=self.config.n_groups
         )
         dt = self.hook_dt(F.softplus(dt + self.dt_bias))
-        return gate, pre, dt, self.hook_B(B), self.hook_C(C)
+        return gate, pre, dt, self.hook_B(B), self.hook_C(C), conv
 
 
 def _check_divides(name: str, value: int, what: str, whole: int) -> None:

@@ -56,5 +56,10 @@ class Mixer(Protocol):
         ...
 
     def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
-        """The factors for an input of the mixer, in the order of `factor_names`."""
+        """The factors for an input of the mixer, in the order of `factor_names`, as the hooked mixer uses them.
+
+        Hooks on what factors are made of act, once each: q, k, dt, B, C, beta, decay, gate, conv, the conv's own
+        matrix at `hook_phi_conv`, attention's scores and pattern. The hooks around the product do not fire:
+        `hook_v`, `hook_phi`, `hook_state`, `hook_z`. So the product of the core is what enters `hook_phi`.
+        """
         ...

@@ -18,6 +18,7 @@ from circuitscope.hooks import HookPoint, wanted
 
 Matrix = Float[Tensor, "batch channel dest src"]
 Heads = Float[Tensor, "batch pos head d_head"]
+Build = Callable[[slice], Tensor]
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Factor:
 
     name: str
     size: int
-    build: Callable[[slice], Tensor]
+    build: Build
     diagonal: bool = False
 
 
@@ -67,28 +68,25 @@ def mix(
     phi: Callable[[], Matrix],
     fused: Callable[[Heads], Heads],
     state: Callable[[Heads, Callable[[Tensor], Tensor]], Heads] | None = None,
+    within: Sequence[HookPoint] = (),
 ) -> Heads:
     """z from v by the path the hooks ask for: fused, through Φ, or through the recurrent state.
 
     Args:
         mixer: has hook_v, hook_phi, hook_z and, with `state`, hook_state.
-        phi: builds Φ; called only when `hook_phi` is listened to.
+        phi: builds Φ; called only when `hook_phi` or a hook of `within` is listened to.
         fused: the kernel, v → z.
         state: the recurrence with its states passed through a function, (v, edit) → z.
+        within: hooks that `phi` passes through on its way.
     """
     v = mixer.hook_v(v)
-
-    def edit(states: Tensor) -> Tensor:
-        edited: Tensor = mixer.hook_state(states.clone())  # a copy, so that a hook may write into it
-        return edited
-
-    if wanted(mixer.hook_phi):
+    if wanted(mixer.hook_phi, *within):
         check_fits(v.shape[0] * v.shape[2] * v.shape[1] ** 2 * v.element_size(), v.device, "hook_phi")
         z = torch.einsum("bhij,bjhd->bihd", mixer.hook_phi(phi()), v)
         if state is not None and wanted(mixer.hook_state):
-            z = z + state(v, edit) - state(v, lambda states: states)
+            z = z + (state(v, mixer.hook_state) - state(v, lambda states: states))
     elif state is not None and wanted(mixer.hook_state):
-        z = state(v, edit)
+        z = state(v, mixer.hook_state)
     else:
         z = fused(v)
     out: Tensor = mixer.hook_z(z)
@@ -99,24 +97,31 @@ def convolve(
     hook: HookPoint,
     u: Float[Tensor, "batch pos channel"],
     *,
-    matrix: Callable[[], Float[Tensor, "channel dest src"]],
+    matrix: Callable[[slice], Float[Tensor, "channel dest src"]],
     bias: Float[Tensor, " channel"] | None,
     fused: Callable[[Tensor], Tensor],
-) -> Float[Tensor, "batch pos channel"]:
-    """A causal short conv or token shift: fused, or by its matrix [batch, channel, dest, src] when hooked."""
+) -> tuple[Float[Tensor, "batch pos channel"], Build]:
+    """A causal short conv or token shift of u, and its matrix for slices of the channels, as a `Factor` builds it.
+
+    Fused, unless `hook` is listened to: then the matrix of all channels [batch, channel, dest, src] goes through the
+    hook, and what comes back is what u is multiplied by and what the slices are taken from.
+    """
     if not wanted(hook):
-        return fused(u)
+        return fused(u), lambda part: matrix(part)[None]
     batch, pos, channel = u.shape
     check_fits(batch * channel * pos**2 * u.element_size(), u.device, "hook_phi_conv")
-    out = torch.einsum("bcij,bjc->bic", hook(matrix().expand(batch, channel, pos, pos).clone()), u)
-    return out if bias is None else out + bias
+    used: Tensor = hook(matrix(slice(0, channel)).expand(batch, channel, pos, pos).clone())
+    out = torch.einsum("bcij,bjc->bic", used, u)
+    return out if bias is None else out + bias, lambda part: used[:, part]
 
 
-def check_fits(size: int, device: torch.device, what: str) -> None:
-    """Refuses to build more than is free, and says what to call instead."""
+def check_fits(
+    size: int,
+    device: torch.device,
+    what: str,
+    instead: str = 'use fewer sequences, circuitscope.phi(..., reduce="mean_abs"), or circuitscope.phi_chunks',
+) -> None:
+    """Refuses to build more bytes than are free, and says what to call instead."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     if size > 0.9 * free:
-        raise UserError(
-            f"{what} would take {size / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; use fewer sequences,"
-            ' circuitscope.phi(..., reduce="mean_abs"), or circuitscope.phi_chunks'
-        )
+        raise UserError(f"{what} would take {size / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; {instead}")

@@ -12,7 +12,7 @@ from circuitscope.hooks import HookPoint
 from circuitscope.kernels.short_conv import token_shift, token_shift_phi
 from circuitscope.kernels.wkv import wkv, wkv_phi, wkv_with_state_edit
 from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Factor, Heads, convolve, mix
+from circuitscope.mixers.phi import Build, Factor, Heads, convolve, mix
 
 Channels = Float[Tensor, "batch pos channel"]
 
@@ -31,8 +31,8 @@ class RWKV(nn.Module):
 
     `hook_gate` holds r before σ. `hook_phi_conv` is the shift on the way to the values, per channel of x:
     mix · I + (1 − mix) · shift; `hook_conv` what it gives, before the projection. `hook_state`
-    [batch, pos, channel, 2] holds the pairs (numerator, denominator), each at the scale of its position's running
-    maximum (kernels.wkv.wkv_with_state_edit); y_t reads the state before t, so an edit at t shows from t + 1 on.
+    [batch, pos, channel, 3] holds (num, den, max): the numerator num · e^max and the denominator den · e^max, max
+    being the running maximum of the exponents. y_t reads the state before t, so an edit at t shows from t + 1 on.
 
     The initialization of time_decay, time_first and the mixes is RWKV-4's (`set_depth`); the projections are
     left to the model, where RWKV-4 starts keys, receptance and output at zero.
@@ -85,7 +85,7 @@ class RWKV(nn.Module):
             self.time_mix_r.copy_((h / channels) ** (alpha / 2))
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        k, v, r = self._into(x)
+        k, v, r, _ = self._into(x)
         w, u, gate = self.time_decay.exp(), self.time_first, r.sigmoid()
 
         def phi() -> Float[Tensor, "batch channel dest src"]:
@@ -95,7 +95,7 @@ class RWKV(nn.Module):
             return (gate * wkv(w, u, k, v[..., 0]))[..., None]
 
         def states(v: Heads, edit: Callable[[Tensor], Tensor]) -> Heads:
-            return (gate * wkv_with_state_edit(w, u, k, v[..., 0], lambda s: edit(s.clone())))[..., None]
+            return (gate * wkv_with_state_edit(w, u, k, v[..., 0], edit))[..., None]
 
         z = mix(self, v[..., None], phi=phi, fused=fused, state=states)[..., 0]
         out: Tensor = self.out(z)
@@ -103,31 +103,31 @@ class RWKV(nn.Module):
 
     def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
         """diag(σ(r)) · the row-normalized weights; and, on the channels of x, the shift before the values."""
-        k, _, r = self._into(x)
-        w, u, n, length = self.time_decay.exp(), self.time_first, self.n_heads, x.shape[1]
+        k, _, r, shift = self._into(x)
+        w, u, n = self.time_decay.exp(), self.time_first, self.n_heads
         return [
             Factor("receptance", n, lambda c: r[..., c].sigmoid().mT, diagonal=True),
             Factor("wkv", n, lambda c: wkv_phi(w[c], u[c], k[..., c])),
-            Factor("shift", n, lambda c: self._shift(self.time_mix_v[c], length)[None]),
+            Factor("shift", n, shift),
         ]
 
     def mixing_flops(self, length: int) -> int:
         """Of the shifts and the recurrence, forward, a token: 3 a channel and shift, 20 a channel, 2 for σ(r)."""
         return self.n_heads * (3 * 3 + 20 + 2)
 
-    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels, Channels]:
-        """Keys, values and receptance."""
+    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels, Channels, Build]:
+        """Keys, values, receptance, and the matrix of the shift before the values."""
         before = token_shift(x)
         k = self.hook_k(self.key(before.lerp(x, self.time_mix_k))[..., None])[..., 0]
-        shifted = convolve(
+        shifted, shift = convolve(
             self.hook_phi_conv,
             x,
-            matrix=lambda: self._shift(self.time_mix_v, x.shape[1]),
+            matrix=lambda c: self._shift(self.time_mix_v[c], x.shape[1]),
             bias=None,
             fused=lambda x: before.lerp(x, self.time_mix_v),
         )
         v = self.value(self.hook_conv(shifted))
-        return k, v, self.hook_gate(self.receptance(before.lerp(x, self.time_mix_r)))
+        return k, v, self.hook_gate(self.receptance(before.lerp(x, self.time_mix_r))), shift
 
     @staticmethod
     def _shift(mix: Float[Tensor, " channel"], length: int) -> Float[Tensor, "channel dest src"]:

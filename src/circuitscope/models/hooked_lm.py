@@ -182,7 +182,8 @@ class HookedLM(HookedRootModule):
         resid = self.embedded(tokens)
         for block in self.layers[:layer]:
             resid = block(resid)
-        out: Tensor = self.layers[layer].ln1(resid)
+        block = self.layers[layer]
+        out: Tensor = block.ln1(block.hook_resid_pre(resid))
         return out
 
     def embedded(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:

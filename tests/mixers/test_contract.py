@@ -1,0 +1,213 @@
+"""Every mixer, in every shape of its own, keeps the Φ contract. What is particular to a mixer is in its own file."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from contract import (
+    briefly_trained,
+    check_conv_hook,
+    check_edit_in_place,
+    check_edit_one_entry,
+    check_factors,
+    check_factors_as_hooked,
+    check_fused_path_builds_nothing,
+    check_gradient_through_phi,
+    check_lower_triangular,
+    check_phi_identity,
+    check_protocol,
+    check_state_beside_phi,
+    check_state_hook,
+    identity,
+    run,
+    shaken,
+    stream,
+)
+
+from circuitscope import mixers
+from circuitscope.mixers import MixerConfig, build_mixer, mixer_config
+
+D_MODEL = 16
+
+
+class Case(NamedTuple):
+    """A mixer; and how far back something that `hook_state` does not hold (a conv, a shift) looks."""
+
+    config: MixerConfig
+    reach: int = 0
+    positions: str = "none"
+
+
+def case(name: str, reach: int = 0, positions: str = "none", **options: Any) -> Case:
+    return Case(mixer_config({"name": name, **options}), reach, positions)
+
+
+CASES = {
+    "attention": case("attention", n_heads=2),
+    "attention, rope": case("attention", n_heads=4, positions="rope"),
+    "attention, alibi": case("attention", positions="alibi", n_heads=2),
+    # rope, because without it softmax does not see the bias of the conv on K
+    "attention, convs": case("attention", n_heads=2, conv_on="qkv", positions="rope"),
+    "attention, conv and SiLU on V": case("attention", conv_on="v", conv_activation=True, conv_width=3),
+    "based": case("based", n_heads=2, feature_dim=4),
+    "based, window, head_dim": case("based", n_heads=3, feature_dim=3, head_dim=5, window=5),
+    "gated_conv": case("gated_conv"),
+    "gated_conv, wide": case("gated_conv", conv_width=20),
+    "deltanet": case("deltanet", 3),
+    "deltanet, beta to 2": case("deltanet", 3, n_heads=2, allow_neg_eigval=True),
+    "gated_deltanet": case("gated_deltanet", 3),
+    "gated_deltanet, odd": case("gated_deltanet", 2, n_heads=3, d_key=5, d_value=7, conv_width=3),
+    "h3": case("h3", 63),
+    "h3, short shift": case("h3", 3, d_state=4),
+    "h3, heads of two": case("h3", 3, d_state=4, head_dim=2),
+    "hyena": case("hyena"),
+    "hyena, odd": case("hyena", l_max=40, conv_width=4, filter_bands=3, filter_width=8, filter_layers=0, frequency=5.0),
+    "mamba": case("mamba", 3),
+    "mamba, no conv": case("mamba", conv=False),
+    "mamba, no gate": case("mamba", 3, gate=False),
+    "mamba, bare": case("mamba", conv=False, activation=False, gate=False),
+    "mamba, odd": case("mamba", 2, d_state=5, conv_width=3, expand=3, dt_rank=2),
+    "mamba2, one head": case("mamba2", 3, headdim=32, d_state=16),
+    "mamba2, heads": case("mamba2", 3, headdim=8, d_state=12),
+    "mamba2, groups": case("mamba2", 2, headdim=4, n_groups=2, d_state=5, conv_width=3),
+    "mamba2, channels": case("mamba2", 3, headdim=1, d_state=3),
+    "rwkv": case("rwkv", 1),
+    "s4": case("s4"),
+    "s4, one state": case("s4", d_state=2),
+    "s4_mamba": case("s4_mamba", 3),
+    "s4_mamba, no conv": case("s4_mamba", conv=False),
+    "s4_mamba, no gate": case("s4_mamba", 2, gate=False, d_state=4, conv_width=3),
+    "s6": case("s6"),
+    "s6, odd": case("s6", d_state=3, dt_rank=5),
+}
+
+
+def build(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    config, _, positions = CASES[name]
+    return shaken(build_mixer(config, D_MODEL, positions).to(dtype))
+
+
+def having(hook: str) -> list[str]:
+    return [name for name in CASES if hasattr(build(name), hook)]
+
+
+each = pytest.mark.parametrize("name", CASES)
+with_conv = pytest.mark.parametrize("name", having("hook_phi_conv"))
+with_state = pytest.mark.parametrize("name", having("hook_state"))
+# at 256 positions the float64 references are slow, and one sequence will do
+SIZES = [
+    (length, batch, dtype)
+    for length in (1, 2, 17, 256)
+    for dtype in (torch.float32, torch.float64)
+    for batch in ((1,) if (length, dtype) == (256, torch.float64) else (1, 3))
+]
+both_precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+def test_every_mixer_is_here_and_has_a_state_where_it_is_finite():
+    assert {c.config.name for c in CASES.values()} == set(mixers.names()) - {"lstm"}  # the LSTM has no Φ
+    recurrent = {"mamba", "s6", "s4_mamba", "mamba2", "deltanet", "gated_deltanet", "rwkv", "s4", "h3"}
+    assert {CASES[name].config.name for name in having("hook_state")} == recurrent
+
+
+@each
+def test_it_is_a_mixer_that_builds_phi_only_on_demand(name):
+    check_protocol(build(name), stream(9, D_MODEL))
+    check_fused_path_builds_nothing(build(name), stream(9, D_MODEL))
+
+
+@pytest.mark.parametrize(("length", "batch", "dtype"), SIZES)
+@each
+def test_phi_times_v_is_the_fused_output(name, length, batch, dtype):
+    mixer, x = build(name, dtype), stream(length, D_MODEL, batch, dtype)
+    check_phi_identity(mixer, x)
+    check_lower_triangular(mixer, x)
+
+
+@each
+def test_the_contract_holds_on_trained_weights(name):
+    config, reach, positions = CASES[name]
+    model, tokens = briefly_trained(config, positions)
+    for dtype in (torch.float32, torch.float64):
+        mixer, x = model.to(dtype).layers[0].mixer, model.mixer_input(tokens, 0).detach()
+        check_phi_identity(mixer, x)
+        check_edit_one_entry(mixer, x)
+        check_factors(mixer, x)
+        if hasattr(mixer, "hook_phi_conv"):
+            check_conv_hook(mixer, x)
+        if hasattr(mixer, "hook_state") and 2 * reach < x.shape[1]:
+            check_state_hook(mixer, x, reach)
+    check_phi_identity(model.float().layers[0].mixer, stream(256, D_MODEL, 1))
+
+
+@pytest.mark.parametrize("length", [1, 2, 17])
+@each
+def test_one_entry_of_phi_moves_one_row(name, length):
+    check_edit_one_entry(build(name), stream(length, D_MODEL, 3))
+
+
+@pytest.mark.parametrize("length", [1, 7])
+@each
+def test_hooks_may_write_in_place(name, length):
+    check_edit_in_place(build(name), stream(length, D_MODEL, 3))
+
+
+@each
+def test_gradients_flow_through_phi(name):
+    check_gradient_through_phi(build(name, torch.float64), stream(9, D_MODEL, 2, torch.float64))
+
+
+@both_precisions
+@pytest.mark.parametrize("length", [1, 2, 17])
+@with_conv
+def test_the_matrix_of_the_conv_can_be_edited(name, length, dtype):
+    check_conv_hook(build(name, dtype), stream(length, D_MODEL, 3, dtype))
+
+
+@both_precisions
+@with_state
+def test_a_state_written_at_t_speaks_for_the_past(name, dtype):
+    reach = CASES[name].reach
+    for length in {2 * reach + 1, max(17, 2 * reach + 2)}:
+        check_state_hook(build(name, dtype), stream(length, D_MODEL, 3, dtype), reach)
+
+
+@with_state
+def test_state_and_phi_can_be_hooked_at_once(name):
+    check_state_beside_phi(build(name), stream(7, D_MODEL, 3))
+
+
+@pytest.mark.parametrize("length", [1, 11])
+@each
+def test_the_core_of_the_factors_is_phi_in_slices_as_whole(name, length):
+    check_factors(build(name, torch.float64), stream(length, D_MODEL, 2, torch.float64))
+
+
+@each
+def test_factors_are_those_of_the_hooked_mixer(name):
+    check_factors_as_hooked(build(name, torch.float64), stream(11, D_MODEL, 2, torch.float64))
+
+
+@each
+def test_a_batch_of_none_is_none(name):
+    mixer = build(name)
+    for hook in ("", "hook_phi", "hook_phi_conv", "hook_state"):
+        if not hook or hasattr(mixer, hook):
+            x = stream(5, D_MODEL, 0).requires_grad_()
+            out, _ = run(mixer, x, **({hook: identity} if hook else {}))
+            out.sum().backward()
+            assert out.shape == x.shape == x.grad.shape
+
+
+@each
+def test_bfloat16_autocast_rounds_and_no_more(name):
+    """5 % of the largest output: bfloat16 keeps 8 bits."""
+    mixer, x = build(name), stream(9, D_MODEL)
+    want = mixer(x)
+    for edits in ({}, {"hook_phi": identity}):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got, _ = run(mixer, x, **edits)
+        got.float().sum().backward()
+        assert float((got - want).detach().abs().max()) <= 0.05 * float(want.detach().abs().max())
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in mixer.parameters())
