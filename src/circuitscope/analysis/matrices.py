@@ -73,7 +73,7 @@ class Reading:
         chunk = max(1, int(_CHUNK_BYTES // (4 * batch * pos**2)))
         for layer, block in enumerate(model.layers):
             if not block.mixer.no_phi:
-                every = block.mixer.factors(block.ln1(resid))
+                every = block.mixer.factors(block.ln1(block.hook_resid_pre(resid)))
                 for name, part in products(block.mixer, every).items():
                     if self.factors is not None and name not in self.factors:
                         continue

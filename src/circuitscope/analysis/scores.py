@@ -79,7 +79,7 @@ def row_mass(matrix: Matrix) -> Float[Tensor, "batch head dest"]:
     """Σ_j |M_ij|; 1 where a row is all zeros, so that its shares are 0."""
     if matrix.shape[0] > 1 and matrix.stride(0) == 0:  # one matrix for all sequences
         return row_mass(matrix[:1].contiguous()).expand(matrix.shape[:3])
-    mass = torch.linalg.vector_norm(matrix, ord=1, dim=-1)
+    mass = matrix.abs().sum(dim=-1)
     return torch.where(mass > 0, mass, torch.ones_like(mass))
 
 

@@ -41,15 +41,21 @@ def product(factors: Sequence[Factor], channels: slice) -> Matrix:
     A factor that lives on heads is repeated over the channels of each head.
     """
     size = max(factor.size for factor in factors)
-    out: Tensor | None = None
-    for factor in reversed(factors):
+    diagonal, out = True, None
+    for factor in factors:
         part = _spread_over(factor, channels, size // factor.size)
         if out is None:
-            out = torch.diag_embed(part) if factor.diagonal else part
+            out, diagonal = part, factor.diagonal
+        elif diagonal:
+            out, diagonal = (out if factor.diagonal else out[..., :, None]) * part, factor.diagonal
+        elif factor.diagonal:
+            out = out * part[..., None, :]
+        elif len(part) == 1:  # one matrix for all sequences: a single product a channel
+            out = torch.einsum("bcij,cjk->bcik", out, part[0])
         else:
-            out = part[..., :, None] * out if factor.diagonal else part @ out
+            out = out @ part
     assert out is not None
-    return out
+    return torch.diag_embed(out) if diagonal else out
 
 
 def _spread_over(factor: Factor, channels: slice, per_head: int) -> Tensor:
