@@ -1,0 +1,92 @@
+"""The recall circuit found automatically: in models that have it by construction, and not where it is not."""
+
+import pandas as pd
+import pytest
+import torch
+from planted import planted_conv_mamba, planted_induction, planted_task
+
+import circuitscope as cs
+from circuitscope.analysis.circuit import circuit_of, circuit_rows, find_circuit
+from circuitscope.analysis.weights import compositions
+from circuitscope.errors import UserError
+from circuitscope.tasks import NO_LABEL, Batch
+
+BATCH = planted_task().batch(0, split="test", size=64)
+
+
+@pytest.fixture(scope="module")
+def induction():
+    return find_circuit(planted_induction(), BATCH)
+
+
+def test_the_planted_induction_circuit_is_found_head_by_head(induction):
+    assert induction.found
+    assert (induction.binding.place, induction.recall.place) == ("L0H0", "L1H0")
+    for part in (induction.binding, induction.recall):
+        assert part.weight > 0.95
+        assert part.effect.share > 0.9
+
+
+def test_the_two_heads_compose_through_the_keys_and_no_other_pair_does(induction):
+    through_keys = {(c.earlier, c.later): c.value for c in compositions(planted_induction()) if c.through == "k"}
+    assert induction.composition == through_keys.pop(((0, 0), (1, 0))) > 0.05
+    assert max(through_keys.values()) < 0
+
+
+def test_its_sentences_name_score_and_knockout(induction):
+    binding, recall, together = induction.sentences()
+    assert binding.startswith("L0H0 moves 1.00 of its weight at a context value to the key; removing those edges costs")
+    assert recall.startswith("L1H0 moves 1.00 of its weight at a query to the bound value; removing those edges costs")
+    assert "K-composition" in together
+
+
+def test_idle_heads_are_tried_and_not_chosen(induction):
+    idle = [p for p in induction.tried if p.head == 1]
+    assert len(idle) == 2
+    assert all(abs(p.effect.lost) < 0.05 for p in idle)
+
+
+def test_a_head_that_only_looks_like_recall_is_not_named():
+    found = find_circuit(planted_induction(mimic=True), BATCH)
+    mimic = next(p for p in found.tried if p.step == "recall" and p.head == 1)
+    assert mimic.weight > 0.95
+    assert not mimic.used
+    assert found.recall.head == 0
+
+
+def test_the_planted_shift_of_a_conv_is_found_as_borne_by_the_conv():
+    found = find_circuit(planted_conv_mamba(), BATCH)
+    assert (found.binding.place, found.binding.edges) == ("L0 conv", "binding")
+    assert (found.recall.place, found.recall.edges) == ("L0 ssm", "recall")
+    assert found.binding.effect.share > 0.9
+    assert found.recall.effect.share > 0.9
+    assert "by the conv, not by the scan" in found.sentences()[-1]
+
+
+def test_labels_that_mean_nothing_show_no_circuit():
+    labels = BATCH.labels.clone()
+    where = labels != NO_LABEL
+    labels[where] = labels[where][torch.randperm(int(where.sum()), generator=torch.Generator().manual_seed(0))]
+    found = find_circuit(planted_induction(), Batch(BATCH.tokens, labels, BATCH.layout))
+    # answers still come true for one label in about as many as there are values
+    assert max(p.effect.lost for p in found.tried) < 0.1
+
+
+def test_a_model_that_knows_nothing_has_no_circuit():
+    model = cs.model("mamba", n_layers=1, d_model=16, vocab_size=64, max_length=32).eval()
+    found = find_circuit(model, BATCH)
+    assert not found.found
+    assert found.sentences()[0].startswith("no place found where binding is done: removing its edges costs at most")
+
+
+def test_rows_bring_the_circuit_back(induction):
+    rows = pd.DataFrame(circuit_rows(planted_induction(), BATCH))
+    again = circuit_of(rows)
+    assert again.sentences() == induction.sentences()
+    assert len(again.tried) == len(induction.tried)
+
+
+def test_a_task_without_pairs_is_refused():
+    batch = cs.task("induction", block=5, repeats=2, vocab_size=64).batch(0, size=2)
+    with pytest.raises(UserError, match="needs a task with keys, values and queries"):
+        find_circuit(planted_induction(), batch)
