@@ -25,6 +25,7 @@ from circuitscope.tasks import Batch
 
 Step = Literal["binding", "recall"]
 ENOUGH = 0.5  # share of the accuracy that a knockout must cost for a part to count as used
+SHIFTS = ("conv", "shift")  # factors that stand at `hook_phi_conv`
 _OFFSETS = (0, 1, 2, 3)
 
 
@@ -48,8 +49,8 @@ class Part:
 
     @property
     def used(self) -> bool:
-        """Whether removing the edges costs at least half of the accuracy."""
-        return self.effect.share >= ENOUGH
+        """Whether removing the edges costs at least half of the accuracy, and more than three standard errors."""
+        return self.effect.share >= ENOUGH and self.effect.lost > 3 * self.effect.stderr
 
     @property
     def place(self) -> str:
@@ -113,12 +114,14 @@ class Circuit:
         assert self.binding is not None
         if self.composition is not None:
             return [f"the second reads the first through its keys: K-composition {self.composition:+.2f} above chance"]
-        if self.binding.factor != "conv":
+        if self.binding.factor not in SHIFTS:
             return []
-        scan = [p for p in self.tried if p.step == "binding" and p.factor != "conv" and p.layer == self.binding.layer]
-        both = any(p.used for p in scan)
+        shift = self.binding.factor
+        scan = [
+            p for p in self.tried if p.step == "binding" and p.factor not in SHIFTS and p.layer == self.binding.layer
+        ]
+        borne = f"by the {shift} and by the scan" if any(p.used for p in scan) else f"by the {shift}, not by the scan"
         most = max((p.effect.share for p in scan), default=0.0)
-        borne = "by the conv and by the scan" if both else "by the conv, not by the scan"
         return [f"the shift is done {borne}: the scan's own edges to the key cost at most {most:.2f} of the accuracy"]
 
 
@@ -228,7 +231,7 @@ def _parts(model: HookedLM, batch: Batch, step: Step, name: str) -> Iterator[Par
     whole: dict[tuple[int, str], tuple[float, float]] = {}
     sums: dict[tuple[int, str], torch.Tensor] = {}
     for layer, factor, heads, of, matrix in matrices(model, batch.tokens):
-        if factor != "conv" and factor != core_factor(model, layer):
+        if factor not in (*SHIFTS, core_factor(model, layer)):
             continue
         key = (layer, factor)
         kind: Literal["raw", "abs"] = "raw" if factor == "pattern" else "abs"
@@ -240,7 +243,7 @@ def _parts(model: HookedLM, batch: Batch, step: Step, name: str) -> Iterator[Par
             value, stderr, _ = summarize(weights_on([edges], sums.pop(key), ["abs"])[edges.name, "abs"])
             whole[key] = (value.item(), stderr.item())
     for (layer, factor), of_heads in weights.items():
-        through: Literal["conv", "phi"] = "conv" if factor == "conv" else "phi"
+        through: Literal["conv", "phi"] = "phi" if factor == core_factor(model, layer) else "conv"
         top = max(range(len(of_heads)), key=lambda h: of_heads[h][0])
         strongest = (top, of_heads[top][0])
         lone = 0 if factor == "pattern" and len(of_heads) == 1 else None

@@ -1,0 +1,42 @@
+"""Every analysis runs on every preset, on weights as they start, and gives finite numbers."""
+
+import math
+
+import pytest
+
+import circuitscope as cs
+from circuitscope.analysis.circuit import find_circuit
+from circuitscope.analysis.decay_rows import decay_rows
+from circuitscope.analysis.score_rows import Data, check_scores, score_rows
+
+TASK = cs.task("mqar", length=16, pairs=2, vocab_size=64)
+DATA = Data(TASK, longest=16, sequences=4)
+
+
+@pytest.fixture(params=cs.models.names())
+def model(request):
+    return cs.model(request.param, d_model=32, vocab_size=64, max_length=16).eval()
+
+
+def test_scores(model):
+    rows = list(score_rows(model, DATA, check_scores(None, TASK)))
+    assert all(math.isfinite(row["value"]) for row in rows)
+    with_phi = {i for i, block in enumerate(model.layers) if not block.mixer.no_phi}
+    assert {row["layer"] for row in rows if row["score"] == "recall"} == with_phi
+    shares = [row["value"] for row in rows if row["weighting"] in ("raw", "abs")]
+    assert all(-1e-6 <= value <= 1 + 1e-4 for value in shares)
+
+
+def test_circuit(model):
+    found = find_circuit(model, DATA.own)
+    assert not found.found  # nothing is learned yet
+    assert len(found.sentences()) == 2
+    layers = {part.layer for part in found.tried}
+    assert layers == {i for i, block in enumerate(model.layers) if not block.mixer.no_phi}
+
+
+def test_decay(model):
+    rows = decay_rows(model, DATA.own.tokens)
+    assert {row["layer"] for row in rows} == set(range(model.config.n_layers))
+    profiles = [row["value"] for row in rows if row["quantity"] == "profile"]
+    assert all(math.isfinite(value) and value >= 0 for value in profiles)
