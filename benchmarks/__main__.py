@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import (
+    analysis,
     batches,
     default_run,
     effective_attention,
@@ -35,6 +36,7 @@ _BENCHMARKS: dict[str, Callable[[bool], Section]] = {
     "profile": profile_step.measure,
     "saving": saving.measure,
     "default": default_run.measure,
+    "analysis": analysis.measure,
 }
 _RESULTS = Path(__file__).with_name("results.md")
 

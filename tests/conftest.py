@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread, hypothesis examples that are the same on every machine, no GPU tests without one."""
+"""Shared by all tests: one thread, the same hypothesis examples everywhere, no GPU tests without one, trained runs."""
 
 import pytest
 import torch
@@ -22,3 +22,55 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and this machine has none"))
+
+
+# Runs that several tests read, trained once. Nobody changes their checkpoints; analyses may be added.
+
+
+@pytest.fixture(scope="session")
+def default_run(tmp_path_factory):
+    """What `circuitscope train` makes: two layers of attention on MQAR (64, 4)."""
+    import circuitscope as cs
+
+    return cs.train(threads=1, root=tmp_path_factory.mktemp("runs"), name="default")
+
+
+@pytest.fixture(scope="session")
+def one_layer_run(tmp_path_factory):
+    """One layer of attention on the same task, to the end of its drop."""
+    import circuitscope as cs
+
+    return cs.train(
+        model="attention",
+        n_layers=1,
+        steps=600,
+        lr=2e-3,
+        weight_decay=0.1,
+        eval_every=25,
+        save_every=50,
+        threads=1,
+        root=tmp_path_factory.mktemp("runs"),
+        name="one_layer",
+    )
+
+
+@pytest.fixture(scope="session")
+def mamba_run(tmp_path_factory):
+    """One layer of Mamba on MQAR (16, 4), vocabulary 2,048, never the same example twice."""
+    import circuitscope as cs
+
+    return cs.train(
+        model="mamba",
+        n_layers=1,
+        length=16,
+        vocab_size=2048,
+        examples=None,
+        steps=2200,
+        warmup=0.07,
+        lr=5e-3,
+        weight_decay=0.1,
+        early_stop=0.92,
+        threads=1,
+        root=tmp_path_factory.mktemp("runs"),
+        name="mamba",
+    )

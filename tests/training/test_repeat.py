@@ -1,13 +1,13 @@
 """Repeating a stretch of a run: the same bits where it had saved, denser in between."""
 
 import pytest
-from tiny_run import listing, same_bits, saved, tiny
 
 from circuitscope.errors import UserError
 from circuitscope.training.repeat import repeat
 from circuitscope.training.run import Run
 from circuitscope.training.store import read_tensors, write_tensors
 from circuitscope.training.trainer import train
+from tiny_run import listing, same_bits, saved, tiny
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def test_a_repetition_that_differs_adds_nothing_and_says_where(run):
     write_tensors(path, tensors, metadata)
     done = repeat(run, first=4, last=12, every=1)
     assert done.equal == [6]
-    assert done.added == [5]
+    assert done.added == [4, 5]
     assert done.differs is not None
     assert done.differs[0] == 9
     assert done.differs[1] == pytest.approx(1.0)
-    assert run.steps == [0, 3, 5, 6, 9, 12]
+    assert run.steps == [0, 3, 4, 5, 6, 9, 12]
     assert not (run.path / "checkpoints" / ".repeated").exists()
 
 

@@ -84,15 +84,26 @@ class Circuit:
     binding: Part | None
     recall: Part | None
     composition: float | None  # of the two heads through the keys, above chance; attention only
+    chance: float  # accuracy of answering with any value of the context
+
+    @property
+    def solved(self) -> bool:
+        """Whether the model answers better than with any value of the context, by more than 2 points."""
+        return bool(self.tried) and self.tried[0].effect.before > self.chance + 0.02
 
     @property
     def found(self) -> bool:
-        """Whether both steps are used."""
-        return self.binding is not None and self.recall is not None
+        """Whether the model recalls, and both steps are used."""
+        return self.solved and self.binding is not None and self.recall is not None
 
     def sentences(self, since: Mapping[str, float] | None = None) -> list[str]:
         """The verdict in words; `since` says from which step on binding and recall are there."""
         lines = []
+        if self.tried and not self.solved:
+            lines.append(
+                f"no recall to explain: accuracy {self.tried[0].effect.before:.2f}, and answering with any value of"
+                f" the context gives {self.chance:.2f}"
+            )
         for step, part in (("binding", self.binding), ("recall", self.recall)):
             if part is not None:
                 lines.append(part.sentence((since or {}).get(step)))
@@ -106,7 +117,7 @@ class Circuit:
                 f"no place found where {step} is done: removing its edges costs at most"
                 f" {best.effect.lost:.2f} of {best.effect.before:.2f} accuracy ({best.place}, {best.edges})"
             )
-        if self.binding is not None and self.recall is not None:
+        if self.found:
             lines += self._together()
         return lines
 
@@ -144,6 +155,7 @@ CIRCUIT_COLUMNS = {
     "n": "int64",
     "chosen": "bool",
     "composition": "float64",
+    "chance": "float64",
 }
 
 
@@ -168,6 +180,7 @@ def circuit_rows(model: HookedLM, batch: Batch) -> Iterator[dict[str, Any]]:
             "n": part.effect.n,
             "chosen": part in (found.binding, found.recall),
             "composition": float("nan") if found.composition is None else found.composition,
+            "chance": found.chance,
         }
 
 
@@ -191,7 +204,13 @@ def circuit_of(rows: pd.DataFrame) -> Circuit:
         if row["chosen"]:
             chosen[part.step] = part
     composition = float(rows.composition.iloc[0])
-    return Circuit(tried, chosen.get("binding"), chosen.get("recall"), None if math.isnan(composition) else composition)
+    return Circuit(
+        tried,
+        chosen.get("binding"),
+        chosen.get("recall"),
+        None if math.isnan(composition) else composition,
+        float(rows.chance.iloc[0]),
+    )
 
 
 def find_circuit(model: HookedLM, batch: Batch) -> Circuit:
@@ -213,7 +232,7 @@ def find_circuit(model: HookedLM, batch: Batch) -> Circuit:
                 best[step] = max(used, key=_rank)
                 break
     binding, recall = best["binding"], best["recall"]
-    return Circuit(tried, binding, recall, _composition(model, binding, recall))
+    return Circuit(tried, binding, recall, _composition(model, binding, recall), 1 / batch.layout.value_pos.shape[1])
 
 
 def _rank(part: Part) -> float:

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import typer
 
-from circuitscope.cli import doctor, models, plot, tasks, train
+from circuitscope.cli import analyze, doctor, models, plot, tasks, train, zoom
 from circuitscope.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app = typer.Typer(
     "Exit codes: 0 done, 1 a run failed, 2 bad input.",
 )
 app.command("train")(train.train)
+app.command("analyze")(analyze.analyze)
+app.command("zoom")(zoom.zoom)
 app.add_typer(models.app, name="models")
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(plot.app, name="plot")

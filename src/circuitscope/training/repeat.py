@@ -71,6 +71,8 @@ def _go(
 ) -> None:
     pending: list[int] = []
     progress.start(run, last, trainer.step)
+    if trainer.step in wanted and trainer.step not in run.steps:
+        pending.append(_keep(trainer, run))
     while trainer.step < last:
         loss, _ = trainer.update()
         trainer.step += 1
@@ -89,9 +91,14 @@ def _go(
             out.added += pending
             pending = []
         elif step in wanted:
-            path = run.checkpoints.folder / ".repeated" / checkpoint_name(step)
-            write_checkpoint(path, step, snapshot(trainer.model.state_dict().items()))
-            pending.append(step)
+            pending.append(_keep(trainer, run))
+
+
+def _keep(trainer: Trainer, run: Run) -> int:
+    """Sets the weights aside until a saved checkpoint proves them."""
+    path = run.checkpoints.folder / ".repeated" / checkpoint_name(trainer.step)
+    write_checkpoint(path, trainer.step, snapshot(trainer.model.state_dict().items()))
+    return trainer.step
 
 
 def _largest_difference(saved: Tensors, model: torch.nn.Module) -> float:

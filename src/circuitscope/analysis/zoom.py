@@ -1,0 +1,91 @@
+"""Dense checkpoints around the loss bump: find it, repeat that stretch of the run, save every few steps."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from circuitscope.analysis.phases import Transition, transitions
+from circuitscope.analysis.timeline import curves_of
+from circuitscope.errors import UserError
+from circuitscope.training.progress import Progress
+from circuitscope.training.repeat import Repetition, repeat
+from circuitscope.training.run import Run
+
+_CHECKPOINTS = 50  # about so many in the stretch unless told
+_ROUND = (1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000)
+
+
+@dataclass(frozen=True)
+class Zoom:
+    """The bump that was zoomed in on (None: the stretch was given), the stretch, and what repeating it gave."""
+
+    bump: Transition | None
+    first: int
+    last: int
+    every: int
+    repetition: Repetition
+
+    def sentences(self) -> list[str]:
+        """What was done, and whether the repetition is the run."""
+        done, out = self.repetition, []
+        if self.bump is not None:
+            b = self.bump
+            out.append(f"the loss falls by {-b.size:.2f} from step {b.onset:.0f} to {b.end:.0f}")
+        out.append(
+            f"repeated from step {done.began}; {len(done.added)} checkpoints added between"
+            f" {self.first} and {self.last}, every {self.every} steps"
+        )
+        if done.equal:
+            out.append(
+                f"weights at the {len(done.equal)} steps saved before ({done.equal[0]} to {done.equal[-1]})"
+                " came out equal bit by bit"
+            )
+        if done.differs is not None:
+            step, by = done.differs
+            out.append(
+                f"warning: at step {step} the repeated weights differ from the saved ones by up to {by:.2g};"
+                " checkpoints from there on were not added (another machine, thread count or version than the run's?)"
+            )
+        return out
+
+
+def zoom(
+    run: Run | str | Path,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    every: int | None = None,
+    progress: Progress | None = None,
+) -> Zoom:
+    """Repeats the stretch of the largest drop in validation loss, with a quarter of its length on both sides.
+
+    Args:
+        first, last: the stretch, where it is known; both or neither.
+        every: steps between checkpoints; about 50 in the stretch unless told.
+    """
+    run = run if isinstance(run, Run) else Run(run)
+    if not run.steps:
+        raise UserError(f"{run.path} has no checkpoints to compare a repetition with")
+    if (first is None) != (last is None):
+        raise UserError("give both ends of the stretch, or neither")
+    bump = None
+    if first is None or last is None:
+        bump = loss_bump(run)
+        if bump is None:
+            raise UserError(
+                f"no bump in the validation loss of {run.path}; name a stretch with --from and --to, for example"
+                f" --from {run.steps[0]} --to {run.steps[-1]}"
+            )
+        margin = (bump.end - bump.onset) / 4
+        first = max(0, int(bump.onset - margin))
+        last = min(run.steps[-1], int(bump.end + margin) + 1)
+    if every is None:
+        every = next((r for r in _ROUND if (last - first) / r <= _CHECKPOINTS), _ROUND[-1])
+    first = first - first % every
+    return Zoom(bump, first, last, every, repeat(run, first, last, every, progress))
+
+
+def loss_bump(run: Run) -> Transition | None:
+    """The largest downward step of a run's validation loss, if there is one."""
+    loss = curves_of(run)["loss"]
+    drops = [t for t in transitions(loss.steps, loss.values, repeats=loss.repeats) if t.size < 0]
+    return min(drops, key=lambda t: t.size, default=None)

@@ -1,0 +1,38 @@
+"""`circuitscope zoom`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def zoom(
+    run: Annotated[
+        Path | None, typer.Argument(help="Run to zoom into; the newest unless told.", show_default=False)
+    ] = None,
+    first: Annotated[
+        int | None, typer.Option("--from", help="First step of the stretch.", show_default="before the bump")
+    ] = None,
+    last: Annotated[int | None, typer.Option("--to", help="Last step of it.", show_default="after the bump")] = None,
+    every: Annotated[
+        int | None, typer.Option(help="Steps between checkpoints.", show_default="about 50 checkpoints in all")
+    ] = None,
+    sequences: Annotated[int, typer.Option(help="Held-out sequences a number is averaged over.", min=2)] = 256,
+) -> None:
+    """Find the loss bump, repeat that stretch of the run saving every few steps, and analyze it.
+
+    The run is rewound to its nearest resume point and the same updates are made again; wherever it had
+    saved a checkpoint the weights are compared bit by bit. New checkpoints join the run's own.
+    """
+    import sys
+
+    from circuitscope.analysis.zoom import zoom as zoom_in
+    from circuitscope.cli.analyze import analyze
+    from circuitscope.training.progress import progress_for
+    from circuitscope.training.run import Run, newest_run
+
+    chosen = Run(run) if run is not None else newest_run()
+    found = zoom_in(chosen, first=first, last=last, every=every, progress=progress_for(interactive=sys.stdout.isatty()))
+    for line in found.sentences():
+        print(line)
+    analyze([chosen.path], induction=True, steps=f"{found.first}:{found.last}", sequences=sequences)
