@@ -30,7 +30,7 @@ def test_scores(model):
 def test_circuit(model):
     found = find_circuit(model, DATA.own)
     assert not found.found  # nothing is learned yet
-    assert len(found.sentences()) == 2
+    assert "no recall to explain" in found.sentences()[0] or not found.tried
     layers = {part.layer for part in found.tried}
     assert layers == {i for i, block in enumerate(model.layers) if not block.mixer.no_phi}
 

@@ -75,6 +75,22 @@ def test_accuracy_in_the_table_is_accuracy(run):
     assert at_end["in_context"] == pytest.approx((two[:, 1] - two[:, 0]).mean().item(), abs=1e-5)
 
 
+def test_loss_by_position_and_accuracy_by_distance(run):
+    frame = analyze(run, steps=12)
+    batch = run.config.task.batch(0, split="test", size=256, seed=0)
+    logits = run.load(12)(batch.tokens)
+    at_10 = batch.labels[:, 10] >= 0
+    loss = torch.nn.functional.cross_entropy(logits[:, 10][at_10], batch.labels[:, 10][at_10]).item()
+    row = frame[(frame.score == "loss_at_position") & (frame.factor == "10")]
+    assert row.value.item() == pytest.approx(loss, rel=1e-5)
+    assert row.n.item() == int(at_10.sum())
+    distances = frame[frame.score == "accuracy_at_distance"]
+    assert distances.n.sum() == 512  # two queries in each of 256 sequences
+    layout = batch.layout
+    far = layout.query_pos - layout.key_pos.gather(1, layout.query_pair)
+    assert distances.set_index("factor").n["4-7"] == int(((far >= 4) & (far <= 7)).sum())
+
+
 def test_what_was_computed_before_is_reused(run):
     first, second, third = Listens(), Listens(), Listens()
     one = analyze(run, steps="0,3", watcher=first)
@@ -139,6 +155,8 @@ def test_some_scores_by_name(run):
         "accuracy",
         "loss",
         "in_context",
+        "loss_at_position",
+        "accuracy_at_distance",
         "q_composition",
         "k_composition",
         "v_composition",
@@ -189,7 +207,7 @@ def test_a_run_without_checkpoints_says_so(run):
 def test_a_run_whose_checkpoints_are_all_damaged_says_so(run):
     for path in (run.path / "checkpoints").glob("*"):
         path.write_bytes(b"")
-    with pytest.raises(UserError, match="no checkpoint of .* could be read"):
+    with pytest.raises(UserError, match=r"no checkpoint of .* could be read"):
         analyze(run)
 
 

@@ -50,7 +50,7 @@ def test_analyze_reads_the_newest_run_and_leads_with_binding_and_recall(circuits
 def test_everything_at_once(circuitscope):
     code, out, _ = circuitscope("analyze", "runs/tiny", "--all", "--steps", "0:12:6", "--sequences", "16")
     assert code == 0
-    for expected in ("3 checkpoints (0 to 12), 16 held-out", "accuracy lost", "mean ablation", "knockout in Φ", "rate κ"):
+    for expected in ("3 checkpoints (0 to 12), 16 held", "accuracy lost", "mean ablation", "knockout in Φ", "rate κ"):
         assert expected in out
     saved = {p.name for p in (Run("runs/tiny").path / "analysis").glob("*.parquet")}
     assert {"scores-16.parquet", "decay-16.parquet", "causal-16.parquet", "circuit-16.parquet"} <= saved

@@ -55,10 +55,10 @@ def test_repeating_twice_adds_nothing_the_second_time(run):
     assert listing(run.path / "checkpoints") == before
 
 
-@pytest.mark.parametrize("bad", [{"first": 9, "last": 3}, {"first": 3, "last": 9, "every": 0}, {"first": -1, "last": 3}])
+@pytest.mark.parametrize("bad", [{"first": 9}, {"first": 3, "every": 0}, {"first": -1}])
 def test_impossible_stretches_are_refused(run, bad):
     with pytest.raises(UserError, match="cannot repeat"):
-        repeat(run, **{"every": 1, **bad})
+        repeat(run, **{"last": 6, "every": 1, **bad})
 
 
 def test_a_run_that_is_being_written_is_left_alone(run):

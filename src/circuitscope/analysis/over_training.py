@@ -89,7 +89,7 @@ def _row_names(names: Iterable[str]) -> set[str]:
     several = {
         "copying": {"copying", "copying_values"},
         "composition": {"q_composition", "k_composition", "v_composition"},
-        "model": {"accuracy", "loss", "in_context"},
+        "model": {"accuracy", "loss", "in_context", "loss_at_position", "accuracy_at_distance"},
     }
     return set().union(*(several.get(name, {name}) for name in names))
 

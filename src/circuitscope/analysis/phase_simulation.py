@@ -34,7 +34,7 @@ NULLS = (
 
 def evaluations(points: int, spacing: str) -> Float[Array, " step"]:
     """Every 50 steps from 0, or from 10 to 10,000 in equal factors."""
-    return 50.0 * np.arange(points) if spacing == "even" else np.round(np.geomspace(10, 10_000, points))
+    return 50.0 * np.arange(points) if spacing == "even" else np.geomspace(10, 10_000, points)
 
 
 def correlated(points: int, curves: int, rho: float, rng: np.random.Generator) -> Float[Array, "step curve"]:

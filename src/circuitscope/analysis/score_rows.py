@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from circuitscope.analysis.edges import EDGES, ON_PAIRS, ON_REPEATS, Edges, named_edges
@@ -94,12 +94,12 @@ def score_rows(model: HookedRootModule, data: Data, names: Sequence[str]) -> Ite
     Row with no head: the whole layer, |Φ| summed over its heads. Row with no layer: the whole model.
     """
     edge_names = [n for n in names if n in EDGES]
-    where, target = data.own.labelled()
+    where, _ = data.own.labelled()
     wants_model = "model" in names
     own = Reading(model, data.own.tokens, at=where if wants_model else None)
     yield from _matrix_rows(own, data.edges(edge_names, "own"))
     if own.logits is not None:
-        yield from model_rows(own.logits, target, where // data.own.tokens.shape[1], len(data.own))
+        yield from model_rows(own.logits, data.own)
     if data.repeats is not None and (sets := data.edges(edge_names, "repeats")):
         yield from _matrix_rows(Reading(model, data.repeats.tokens), sets)
     if isinstance(model, HookedLM):
@@ -154,22 +154,44 @@ def _composition_rows(model: HookedLM) -> Iterator[Row]:
         yield _row(*c.later, reads, f"{c.through}_composition", "norm", c.value, c.spread, 1)
 
 
-def model_rows(
-    logits: Float[Tensor, "label vocab"], target: Int[Tensor, " label"], sequence: Int[Tensor, " label"], batch: int
-) -> Iterator[Row]:
-    """Accuracy, loss, and the in-context score: loss at the later half of the labels minus at the earlier."""
+def model_rows(logits: Float[Tensor, "label vocab"], batch: Batch) -> Iterator[Row]:
+    """What the model as a whole does, from its logits at the labelled positions.
+
+    accuracy, loss; in_context, the loss at the later half of a sequence's labels minus at the earlier;
+    loss_at_position by position (`factor`); accuracy_at_distance by how far a query is from its key.
+    """
+    where, target = batch.labelled()
+    length, n = batch.tokens.shape[1], len(batch)
+    sequence, pos = where // length, where % length
     loss = F.cross_entropy(logits, target, reduction="none")
     right = (logits.argmax(-1) == target).float()
     for name, what in (("accuracy", right), ("loss", loss)):
-        value, stderr, n = summarize(_per_sequence(what, torch.ones_like(what), sequence, batch)[:, None])
+        value, stderr, _ = summarize(_per_sequence(what, torch.ones_like(what), sequence, n)[:, None])
         yield _row(None, None, "model", name, "mean", value.item(), stderr.item(), n)
-    labels = torch.zeros(batch, dtype=torch.long).index_add_(0, sequence, torch.ones_like(sequence))
-    place = torch.arange(len(sequence)) - (labels.cumsum(0) - labels)[sequence]
+    labels = torch.zeros(n, dtype=torch.long).index_add_(0, sequence, torch.ones_like(sequence))
     if bool((labels >= 2).all()):
+        place = torch.arange(len(sequence)) - (labels.cumsum(0) - labels)[sequence]
         late = (place >= labels[sequence] / 2).float()
-        later, earlier = (_per_sequence(loss, keep, sequence, batch) for keep in (late, 1 - late))
-        value, stderr, n = summarize((later - earlier)[:, None])
+        later, earlier = (_per_sequence(loss, keep, sequence, n) for keep in (late, 1 - late))
+        value, stderr, _ = summarize((later - earlier)[:, None])
         yield _row(None, None, "model", "in_context", "mean", value.item(), stderr.item(), n)
+    yield from _binned("loss_at_position", loss, pos, [(p, p) for p in pos.unique().tolist()])
+    if batch.layout.key_pos is not None and batch.layout.query_pos is not None:
+        asked = torch.zeros(n, length, dtype=torch.long)
+        assert batch.layout.query_pair is not None
+        asked.scatter_(1, batch.layout.query_pos, batch.layout.key_pos.gather(1, batch.layout.query_pair))
+        bins = [(2**i, 2 ** (i + 1) - 1) for i in range(length.bit_length())]
+        yield from _binned("accuracy_at_distance", right, pos - asked[sequence, pos], bins)
+
+
+def _binned(name: str, what: Tensor, of: Tensor, bins: list[tuple[int, int]]) -> Iterator[Row]:
+    """Means over the labels whose `of` lies in a bin; n counts these labels."""
+    for low, high in bins:
+        here = what[(of >= low) & (of <= high)]
+        if len(here) > 1:
+            stderr = here.std().item() / len(here) ** 0.5
+            called = str(low) if low == high else f"{low}-{high}"
+            yield _row(None, None, called, name, "mean", here.mean().item(), stderr, len(here))
 
 
 def _per_sequence(what: Tensor, keep: Tensor, sequence: Tensor, batch: int) -> Tensor:
