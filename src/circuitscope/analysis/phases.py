@@ -21,6 +21,7 @@ FEWEST = 8  # points below which a curve is not judged
 EDGE = 3  # evaluations wanted before the onset and after the end
 WIDEST = np.log(4.0)  # end / onset of a transition is at most 4, and at most 0.4 of the curve's log-step range
 WIDEST_SHARE = 0.4
+RESOLVED = 2  # points inside a transition below which its interval reaches to the points around it
 MOST = 3  # transitions looked for on one curve
 RHOS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.93)
 TRENDS = (
@@ -311,6 +312,9 @@ def transitions(
         places = np.exp([m - w / 2, m, m + w / 2, *span]) - grid.s0
         onset, mid, end, low, high, first, last = (float(p) for p in places)
         low, high, first, last = min(low, mid), max(high, mid), min(first, onset), max(last, onset)
+        if ((t > onset) & (t < end)).sum() < RESOLVED:  # the points around it say no more than that it is between them
+            before, after = float(t[t <= onset].max(initial=t[0])), float(t[t >= end].min(initial=t[-1]))
+            low, high, first, last = min(low, before), max(high, after), min(first, before), max(last, after)
         found.append(Transition(onset, mid, end, float(size), low, high, first, last, evidence, fit.sigma))
     found.sort(key=lambda item: item.midpoint)
     return Transitions(tuple(found), strongest, limit, f"{len(found)} transition{'s' * (len(found) > 1)}")
