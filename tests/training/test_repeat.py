@@ -48,6 +48,11 @@ def test_a_repetition_that_differs_adds_nothing_and_says_where(run):
     assert not (run.path / "checkpoints" / ".repeated").exists()
 
 
+def test_it_runs_on_to_the_next_saved_step_for_proof_but_adds_none_there(run):
+    done = repeat(run, first=4, last=7, every=1)
+    assert (done.equal, done.added) == ([6, 9], [4, 5, 7])
+
+
 def test_repeating_twice_adds_nothing_the_second_time(run):
     repeat(run, first=3, last=9, every=2)
     before = listing(run.path / "checkpoints")

@@ -55,11 +55,11 @@ def repeat(run: Run, first: int, last: int, every: int, progress: Progress | Non
             trainer.rewind(before=first)
             began = trainer.step
             saved = [s for s in run.steps if began < s]
-            last = min((s for s in saved if s >= last), default=saved[-1] if saved else began)
+            end = min((s for s in saved if s >= last), default=saved[-1] if saved else began)  # the last proof
             waiting.mkdir(exist_ok=True)
             out = Repetition(began)
-            progress.say(f"repeating steps {began} to {last} of {run.path}")
-            _go(trainer, run, out, set(saved), range(first, last + 1, every), last, progress)
+            progress.say(f"repeating steps {began} to {end} of {run.path}")
+            _go(trainer, run, out, set(saved), range(first, last + 1, every), end, progress)
             return out
     finally:
         shutil.rmtree(waiting, ignore_errors=True)
