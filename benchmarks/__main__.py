@@ -17,6 +17,7 @@ from benchmarks import (
     effective_attention,
     hooks,
     layer_step,
+    probes,
     profile_step,
     saving,
     scan,
@@ -37,6 +38,7 @@ _BENCHMARKS: dict[str, Callable[[bool], Section]] = {
     "saving": saving.measure,
     "default": default_run.measure,
     "analysis": analysis.measure,
+    "probes": probes.measure,
 }
 _RESULTS = Path(__file__).with_name("results.md")
 

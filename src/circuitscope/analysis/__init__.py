@@ -4,6 +4,9 @@ Scores and knockouts share one definition of which edges a circuit uses (`edges`
 model and a batch, or a bare matrix, and `over_training` runs them over the checkpoints of a run.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from circuitscope.analysis.circuit import Circuit as Circuit
 from circuitscope.analysis.circuit import find_circuit as find_circuit
 from circuitscope.analysis.decay import layer_decay as layer_decay
@@ -31,3 +34,13 @@ from circuitscope.analysis.scores import value_score as value_score
 from circuitscope.analysis.transition import transition_product as transition_product
 from circuitscope.analysis.weights import compositions as compositions
 from circuitscope.analysis.weights import copying_score as copying_score
+
+if TYPE_CHECKING:
+    from circuitscope.analysis import over_training as over_training
+    from circuitscope.analysis import probes as probes
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("over_training", "probes"):  # loaded when asked for: scikit-learn and pyarrow take their time
+        return importlib.import_module(f"circuitscope.analysis.{name}")
+    raise AttributeError(f"module 'circuitscope.analysis' has no attribute '{name}'")

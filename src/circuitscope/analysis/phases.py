@@ -38,7 +38,7 @@ LOGIT_SPAN = 2 * np.log(9.0)  # from 10% to 90% of a logistic function
 # 97% quantile of the evidence on the worst kind of curve without a transition, by number of points.
 # Printed by: python -m circuitscope.analysis.phase_simulation --calibrate
 CRITICAL_POINTS = (8, 12, 16, 20, 30, 40, 60, 100)
-CRITICAL_VALUES = (10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0)
+CRITICAL_VALUES = (12.09, 14.43, 12.25, 13.36, 14.80, 13.73, 14.80, 16.22)
 
 
 def axis(steps: Float[Array, " step"]) -> tuple[Float[Array, " step"], float]:

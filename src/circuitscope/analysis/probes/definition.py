@@ -1,0 +1,106 @@
+"""Probe definitions: small YAML files that say what to decode, where, from which hooks and how.
+
+Those that come with the package are found by name from any folder: in the installed package, or in
+`probes/` of the repository it is installed from.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from circuitscope.analysis.probes.fitting import MODELS
+from circuitscope.analysis.probes.targets import CANDIDATES, TARGETS
+from circuitscope.config import read_yaml
+from circuitscope.errors import UserError, unknown
+from circuitscope.explain import explain
+from circuitscope.section import Section
+from circuitscope.tasks import Role
+
+_FOLDERS = (Path(__file__).with_name("definitions"), Path(__file__).parents[4] / "probes")
+
+
+class Definition(Section):
+    """What a probe file holds; probes/README.md explains each field."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="the file's name unless told")
+    about: str = Field(default="", description="one sentence for the list of probes")
+    target: str = Field(description="what is decoded")
+    roles: tuple[str, ...] | Literal["each"] = Field(description="roles of the positions, or each: every role there is")
+    at: Literal["own", "before", "context-end"] = Field(
+        default="own",
+        description="where the activation is read: at the position itself, one before it,"
+        " or at the last position of the context",
+    )
+    hooks: tuple[str, ...] = Field(
+        default=("blocks.*.hook_resid_post",), min_length=1, description="hook names; * for any part"
+    )
+    model: str = Field(description="logistic, ridge, embedding or candidates")
+    candidates: str | None = Field(default=None, description="context, sequence or vocabulary, for token targets")
+    control: Literal["shuffled", "none"] = Field(default="shuffled", description="the control task")
+    read_out: bool = Field(default=False, description="read hook_state through the mixer's own C or q at the position")
+    per_sequence: int = Field(default=8, ge=1, description="at most so many positions of a role in a sequence")
+
+    @field_validator("roles", "hooks", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) and value != "each" else value
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> "Definition":
+        if self.target not in TARGETS:
+            raise unknown("target", self.target, TARGETS)
+        if self.model not in MODELS:
+            raise unknown("model", self.model, MODELS)
+        target = TARGETS[self.target]
+        if self.model not in target.models:
+            raise UserError(
+                f"target {self.target} is a {target.kind}, which the model '{self.model}' does not decode;"
+                f" expected {' or '.join(target.models)}"
+            )
+        if self.candidates is not None and self.candidates not in CANDIDATES:
+            raise unknown("candidate set", self.candidates, CANDIDATES)
+        if self.candidates is not None and self.model not in ("embedding", "candidates"):
+            raise UserError(f"candidates are for the models embedding and candidates, not for {self.model}")
+        for role in self.roles if self.roles != "each" else ():
+            if role.upper() not in Role.__members__:
+                raise unknown("role", role, [*(r.lower() for r in Role.__members__), "each"])
+        if not self.roles:
+            raise UserError("a probe needs at least one role, or roles: each")
+        return self
+
+    @staticmethod
+    def parse(data: Any, name: str = "probe", source: str = "") -> "Definition":
+        """From plain data; what is wrong comes back as one line."""
+        before = f"{source}: " if source else ""
+        if not isinstance(data, dict):
+            raise UserError(f"{before}a probe is a mapping with target, roles and model, got {type(data).__name__}")
+        try:
+            return Definition.model_validate({"name": name, **data})
+        except ValidationError as error:
+            raise UserError(f"{before}{explain(error, Definition)}") from None
+        except UserError as error:
+            raise UserError(f"{before}{error}") from None
+
+    @staticmethod
+    def load(name: "str | Path | Definition") -> "Definition":
+        """By name, or from a file."""
+        if isinstance(name, Definition):
+            return name
+        path = Path(name)
+        if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+            if not path.is_file():
+                raise UserError(f"there is no probe file {path}; probes by name: {', '.join(shipped())}")
+            return Definition.parse(read_yaml(path), path.stem, str(path))
+        known = shipped()
+        if str(name) not in known:
+            raise unknown("probe", str(name), known)
+        return Definition.parse(read_yaml(known[str(name)]), str(name), str(known[str(name)]))
+
+
+def shipped() -> dict[str, Path]:
+    """The definitions that come with the package, by name."""
+    folder = next((f for f in _FOLDERS if f.is_dir()), None)
+    if folder is None:
+        raise UserError("the probe definitions are not where they belong; install the package again, or give a file")
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
