@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: install demo test test-fast lint types bench soak clean
+.PHONY: install chromium demo test test-fast lint types bench soak clean
 
 install: $(INSTALLED)
 
@@ -20,7 +20,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: install
 	$(BIN)/circuitscope train --save-every 100
+	$(BIN)/circuitscope analyze --induction
 	$(BIN)/circuitscope plot dynamics
+	$(BIN)/circuitscope report
 
 lint: install
 	$(BIN)/ruff check .
@@ -29,10 +31,16 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-test: lint types
+# The report is tested in a real browser.
+chromium:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || [ -n "$$CHROMIUM" ] \
+	  || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core) \
+	  || echo "*** NO CHROMIUM: the report will NOT be tested in a browser ***"
+
+test: lint types chromium
 	$(BIN)/python -m pytest
 
-test-fast: lint types
+test-fast: lint types chromium
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 bench: install

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from circuitscope.tasks import task as task
     from circuitscope.training.run import Run as Run
     from circuitscope.training.run import newest_run as newest_run
+    from circuitscope.viz.report import report as report
 
 _MODULES = ("analysis", "mixers", "models", "tasks")
 _PUBLIC = {
@@ -45,6 +46,7 @@ _PUBLIC = {
     "newest_run": "training.run",
     "phi": "models.phi",
     "phi_chunks": "models.phi",
+    "report": "viz.report",
     "resume": "api",
     "task": "tasks",
     "train": "api",

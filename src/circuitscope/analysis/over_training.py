@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pandas as pd
+import torch
 
 from circuitscope.analysis.causes import COLUMNS as CAUSE_COLUMNS
 from circuitscope.analysis.causes import cause_rows
@@ -100,6 +101,8 @@ def circuits(
     """The recall circuit of checkpoints (the last unless told), by step; kept in RUN/analysis/circuit.parquet."""
     run = run if isinstance(run, Run) else Run(run)
     batch = data_of(run, sequences).own
+    if not shows_phi(run):
+        raise UserError(f"{run.path} has no layer with Φ, so there is no circuit to look for in it")
     chosen = saved_steps(run)[-1:] if steps is None else steps
     frame = over_checkpoints(
         run, "circuit", CIRCUIT_COLUMNS, lambda model: circuit_rows(model, batch), chosen, sequences, watcher
@@ -172,6 +175,12 @@ def over_checkpoints(
     if not len(found):
         raise UserError(f"no checkpoint of {run.path} could be read")
     return found
+
+
+def shows_phi(run: Run) -> bool:
+    """Whether some layer of a run's model has a mixing matrix."""
+    with torch.device("meta"):
+        return any(not block.mixer.no_phi for block in HookedLM(run.config.model).layers)
 
 
 def saved_steps(run: Run) -> list[int]:

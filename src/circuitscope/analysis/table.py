@@ -47,7 +47,7 @@ class Table:
             settings = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
             frame: pd.DataFrame = table.to_pandas().astype(self.columns)[list(self.columns)]
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
-            self._set_aside("damaged")
+            self._set_aside("damaged, or of another version")
             return empty
         if settings != self.settings:
             self._set_aside("computed with other settings")

@@ -93,7 +93,7 @@ def _analyze(runs: Sequence[Any], wanted: dict[str, bool], steps: str | None, se
                 chosen = sorted(int(step) for step in frame.step.unique())  # without damaged ones
             on_pairs = run.config.task.batch(0, size=1).layout.value_pos is not None
             found = None
-            if wanted["circuit"] or (wanted["induction"] and on_pairs):
+            if wanted["circuit"] or (wanted["induction"] and on_pairs and over_training.shows_phi(run)):
                 found = over_training.circuits(run, steps=chosen[-1:], sequences=sequences, watcher=watcher)[chosen[-1]]
             if wanted["decay"]:
                 decays[run.name] = over_training.decay(run, steps=chosen, sequences=sequences, watcher=watcher)

@@ -1,0 +1,44 @@
+"""`circuitscope report`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Runs to show side by side; the newest unless told.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write.", show_default="report.html in the run; of several, beside the first"),
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="Checkpoints: all, 0,400,800, or 0:2000:100.", show_default="all")
+    ] = None,
+    examples: Annotated[int, typer.Option(help="Examples to look at, at most.", min=1)] = 8,
+    channels: Annotated[
+        int, typer.Option(help="Heads or channels of a layer, at most: those that score highest.", min=1)
+    ] = 12,
+    sequences: Annotated[int, typer.Option(help="Held-out sequences a score is averaged over.", min=2)] = 256,
+) -> None:
+    """Write an interactive report of runs: one HTML file that opens from disk, offline.
+
+    A slider over the checkpoints moves through loss, accuracy, scores and the mixing matrices of every
+    layer and head. What was not analyzed yet is analyzed first, and kept.
+    """
+    from circuitscope.cli.watch import watching
+    from circuitscope.viz.report import report as make
+
+    try:
+        with watching() as watcher:
+            made = make(
+                runs or None, steps=steps, examples=examples, channels=channels, sequences=sequences, watcher=watcher
+            )
+    except KeyboardInterrupt:
+        typer.echo("circuitscope: stopped; what was analyzed is kept and will be reused", err=True)
+        raise typer.Exit(130) from None
+    path = made.save(out)
+    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB): open it in a browser")

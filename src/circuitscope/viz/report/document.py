@@ -1,0 +1,206 @@
+"""The report as an object: computed from runs, shown in a notebook, saved as one HTML file."""
+
+import base64
+import hashlib
+import html
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from circuitscope import __version__
+from circuitscope.analysis import over_training
+from circuitscope.analysis.over_training import SEQUENCES, Silent, Watcher
+from circuitscope.analysis.steps import Steps, choose_steps
+from circuitscope.errors import UserError
+from circuitscope.tasks import Role
+from circuitscope.training.run import Run, newest_run
+from circuitscope.training.store import write_text
+from circuitscope.viz.report.facts import facts, scores_of, strongest_source
+from circuitscope.viz.report.pictures import Examples, Need, Pictures, Plan, plan, sources, spread, views
+
+EXAMPLES = 8
+CHANNELS = 12
+_SCRIPTS = ("elements.js", "store.js", "colours.js", "curves.js", "heatmap.js", "describe.js", "panel.js", "main.js")
+
+RunLike = Run | str | Path
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report of runs. In a notebook it shows itself; `save` writes the file. Neither opens a browser."""
+
+    runs: tuple[Run, ...]
+    html: str
+
+    def save(self, path: str | Path | None = None) -> Path:
+        """Writes the report: RUN/report.html, or for several runs report.html in the folder of the first."""
+        target = Path(path) if path is not None else self.runs[0].path / "report.html"
+        if path is None and len(self.runs) > 1:
+            target = Path(os.path.abspath(self.runs[0].path)).parent / "report.html"
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_text(target, self.html)
+        except OSError as error:
+            raise UserError(f"cannot write {target}: {error.strerror}") from None
+        return target
+
+    def _repr_html_(self) -> str:
+        return (
+            '<iframe title="circuitscope report" sandbox="allow-scripts" style="width:100%;height:900px;border:0"'
+            f' srcdoc="{html.escape(self.html)}"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        return f"Report({', '.join(run.name for run in self.runs)}; {len(self.html) / 1e6:.1f} MB)"
+
+
+def report(
+    runs: RunLike | Sequence[RunLike] | None = None,
+    *,
+    steps: Steps = None,
+    examples: int = EXAMPLES,
+    channels: int = CHANNELS,
+    sequences: int = SEQUENCES,
+    watcher: Watcher | None = None,
+) -> Report:
+    """An interactive report of one run (the newest unless told), or of several side by side.
+
+    What was not analyzed yet is analyzed first and kept beside the run.
+
+    Args:
+        steps: checkpoints to show: "all", "0:2000:100", or numbers.
+        examples: sequences whose matrices can be looked at, at most; fewer where they would not fit.
+        channels: heads or channels of a layer at most, those with the highest scores.
+        sequences: held-out sequences a score is averaged over.
+    """
+    if examples < 1 or channels < 1:
+        raise UserError(f"examples and channels must be at least 1, got {examples} and {channels}")
+    watcher = watcher or Silent()
+    if runs is None:
+        chosen = [newest_run()]
+    else:
+        several = [runs] if isinstance(runs, Run | str | Path) else list(runs)
+        chosen = [r if isinstance(r, Run) else Run(r) for r in several]
+    if not chosen:
+        raise UserError("a report needs at least one run")
+    asked = [choose_steps(steps, over_training.saved_steps(run)) for run in chosen]
+    readings = [_Reading(run, at, sequences, watcher) for run, at in zip(chosen, asked, strict=True)]
+    fits = plan([r.need for r in readings], min(examples, sequences), channels)
+    told, chunks = [], []
+    for number, reading in enumerate(readings):
+        described, stored = reading.described(fits, watcher)
+        told.append(described)
+        chunks += [
+            f'<script type="text/plain" id="matrices-{number}-{i}">{text}</script>' for i, text in enumerate(stored)
+        ]
+    data = {"version": __version__, "roles": [role.name.lower() for role in sorted(Role)], "runs": told}
+    return Report(tuple(chosen), page(data, chunks))
+
+
+class _Reading:
+    """A run with its scores, and what its pictures would take."""
+
+    def __init__(self, run: Run, steps: list[int], sequences: int, watcher: Watcher):
+        self.run = run
+        suffix = "" if sequences == SEQUENCES else f"-{sequences}"
+        self.fresh = not (run.path / "analysis" / f"scores{suffix}.parquet").exists()
+        if self.fresh:
+            watcher.say(f"{run.path} has no analysis yet: its scores are computed first")
+        self.data = over_training.data_of(run, sequences)
+        self.scores = over_training.analyze(run, steps=steps, sequences=sequences, watcher=watcher)
+        self.steps = sorted(int(s) for s in self.scores.step.unique())
+        own = self.data.own.tokens
+        _, model = next(over_training.checkpoints(run, self.steps[::-1], watcher), (0, None))
+        if model is None:
+            raise UserError(f"no checkpoint of {run.path} could be read")
+        self.sources = sources(model, own)
+        extra = Examples.of(self.data, 1).repeats
+        self.need = Need(self.sources, own.shape[1], 0 if extra is None else extra.tokens.shape[1], len(self.steps))
+
+    def described(self, fits: Plan, watcher: Watcher) -> tuple[dict[str, Any], list[str]]:
+        """Everything the page says of the run, and its matrices as text."""
+        told = facts(self.run, self.scores, self.data, watcher)
+        shown = Pictures(Examples.of(self.data, fits.examples), views(self.sources, self.scores, fits.channels))
+        at = spread(self.steps, fits.steps)
+        watcher.start("pictures", len(at))
+        for step, model in over_training.checkpoints(self.run, at, watcher):
+            shown.add(step, model)
+            watcher.advance(step)
+        told["steps"] = shown.steps
+        told["examples"] = shown.examples.described()
+        told["answers"] = shown.answers
+        told["views"] = [
+            {
+                "layer": v.source.layer,
+                "factor": v.source.factor,
+                "head": v.head,
+                "of": v.source.of,
+                "unit": v.source.unit,
+                "label": v.label,
+                "title": v.title,
+                "signed": v.signed,
+                "levels": v.levels,
+                "power": v.power,
+                "scores": scores_of(v, self.scores, shown.steps),
+            }
+            for v in shown.views
+        ]
+        told["first"] = strongest_source(self.scores)
+        told["notes"] = self._notes(shown, fits)
+        return told, shown.stored()
+
+    def _notes(self, shown: Pictures, fits: Plan) -> list[str]:
+        """What is shown, of what, and how exactly."""
+        config, lines = self.run.config, []
+        n = len(shown.examples.own)
+        lines.append(
+            f"Matrices of {n} held-out example{'s' if n > 1 else ''} at {len(shown.steps)} of"
+            f" {len(self.run.steps)} checkpoints; scores are means over {self.data.sequences} held-out sequences."
+        )
+        if any(s.of > fits.channels for s in self.sources):
+            lines.append(
+                f"Of layers with more than {fits.channels} channels those {fits.channels} are here that score highest"
+                " at the last checkpoint, and the mean of |Φ| over all."
+            )
+        for kind, error in shown.error.items():
+            lines.append(
+                f"{kind} is stored in 8 bits: an entry shown is off by at most {100 * error:.2g}%"
+                " of the largest entry of its matrix."
+            )
+        for layer, mixer in enumerate(config.model.mixers):
+            if not any(s.layer == layer for s in self.sources):
+                lines.append(f"Layer {layer} ({mixer.name}) has no mixing matrix.")
+        if self.fresh:
+            lines.append("The run had no analysis yet; its scores were computed for this report.")
+        return lines
+
+
+def page(data: dict[str, Any], chunks: Sequence[str]) -> str:
+    """The HTML file: style, script, data, matrices. Its policy lets nothing run but that script, and nothing load."""
+    folder = resources.files("circuitscope.viz.report") / "page"
+    script = "\n" + "\n".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    style = (folder / "report.css").read_text(encoding="utf-8")
+    return Template((folder / "template.html").read_text(encoding="utf-8")).substitute(
+        script_digest=_digest(script),
+        style_digest=_digest(style),
+        style=style,
+        script=script,
+        data=embedded(data),
+        matrices="\n".join(chunks),
+    )
+
+
+def embedded(data: dict[str, Any]) -> str:
+    """JSON in ASCII that cannot end a script element nor open a comment, whatever names it holds."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _digest(text: str) -> str:
+    """As a content security policy names a script or a style."""
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

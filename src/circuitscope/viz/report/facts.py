@@ -1,0 +1,179 @@
+"""What a report says of a run besides its matrices: verdict, curves, scores, config. Plain data, ready for JSON."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from circuitscope.analysis import over_training
+from circuitscope.analysis.over_training import Watcher
+from circuitscope.analysis.score_rows import Data
+from circuitscope.errors import UserError
+from circuitscope.training.run import Run
+from circuitscope.viz.report.pictures import View
+
+if TYPE_CHECKING:
+    from circuitscope.analysis.timeline import Timeline
+
+HEADLINE = ("binding", "recall", "induction")
+_POINTS = 1500  # of a curve at most
+
+
+def facts(run: Run, scores: pd.DataFrame, data: Data, watcher: Watcher) -> dict[str, Any]:
+    """Heading, verdict, circuit, curves, headline scores, transitions and config of a run."""
+    from circuitscope.analysis.summary import heading
+    from circuitscope.analysis.timeline import chance, timeline
+
+    steps = sorted(int(s) for s in scores.step.unique())
+    when: Timeline | UserError
+    try:
+        when = timeline(run, scores)
+    except UserError as error:
+        when = error
+    return {
+        "name": run.name or run.path.resolve().name,
+        "heading": heading(run, steps, data.sequences),
+        "recipe": _recipe(run),
+        "state": _state(run),
+        "config": run.config.dump(),
+        "curves": _curves(run),
+        "chance": chance(run) or None,
+        "headline": list(_headline(scores)),
+        **_transitions(when),
+        **_circuit(run, scores, data, when, watcher),
+    }
+
+
+def scores_of(view: View, scores: pd.DataFrame, steps: Sequence[int]) -> dict[str, list[float | None]]:
+    """Each score of a view at these steps; of the whole layer for the mean over heads."""
+    here = scores[(scores.layer == view.source.layer) & (scores.factor == view.source.factor)]
+    here = here[(here.weighting != "signed") & ~here.score.str.endswith("composition")]
+    here = here[here["head"].isna() if view.head is None else here["head"] == view.head]
+    out = {}
+    for score, rows in here.groupby("score", sort=False):
+        at = dict(zip(rows.step, rows.value, strict=True))
+        out[str(score)] = _numbers(at.get(step, math.nan) for step in steps)
+    return out
+
+
+def strongest_source(scores: pd.DataFrame) -> tuple[int, str] | None:
+    """Layer and factor where recall (else induction) ends highest."""
+    from circuitscope.analysis.timeline import strongest
+
+    for score in ("recall", "induction", "previous_token"):
+        if (place := strongest(scores, score)) is not None:
+            return int(place.layer), str(place.factor)
+    return None
+
+
+def _transitions(when: "Timeline | UserError") -> dict[str, Any]:
+    """The verdict, sentences on the rest, transitions by midpoint, and onset and end of every fall of the loss."""
+    from circuitscope.analysis.summary import timeline_lines
+
+    if isinstance(when, UserError):
+        return {"verdict": ["no verdict", str(when)], "timeline": [], "events": [], "bumps": []}
+    keys = ("onset", "midpoint", "end", "low", "high", "size")
+    events = [
+        {"curve": name, **{key: _number(getattr(t, key)) for key in keys}}
+        for name, several in when.found.items()
+        if name != "train loss"
+        for t in several
+    ]
+    kind = when.verdict.kind
+    return {
+        "verdict": [kind, when.verdict.sentence.removeprefix(f"{kind}: ")],
+        "timeline": list(timeline_lines(when))[1:],
+        "events": sorted(events, key=lambda e: e["midpoint"]),
+        "bumps": [[float(t.onset), float(t.end)] for t in when.found["loss"] if t.size < 0],
+    }
+
+
+def _circuit(
+    run: Run, scores: pd.DataFrame, data: Data, when: "Timeline | UserError", watcher: Watcher
+) -> dict[str, Any]:
+    """The recall circuit of the last checkpoint in words, and where its two parts are."""
+    from circuitscope.analysis.summary import since
+
+    if data.own.layout.value_pos is None or not scores.layer.notna().any():
+        return {"circuit": [], "parts": []}
+    last = int(scores.step.max())
+    found = over_training.circuits(run, steps=last, sequences=data.sequences, watcher=watcher)[last]
+    parts = [part for part in (found.binding, found.recall) if part is not None]
+    return {
+        "circuit": found.sentences({} if isinstance(when, UserError) else since(when, found)),
+        "parts": [
+            {"step": p.step, "layer": p.layer, "factor": p.factor, "offset": int(p.edges.partition("+")[2] or 0)}
+            for p in parts
+        ],
+    }
+
+
+def _curves(run: Run) -> dict[str, Any]:
+    rows = run.metrics
+    if not len(rows):
+        return {"train": None, "validation": None}
+    train, held = (_thinned(rows[rows.split == split]) for split in ("train", "validation"))
+    out: dict[str, Any] = {
+        "train": {"step": train.step.tolist(), "loss": _numbers(train.loss)} if len(train) else None,
+        "validation": None,
+    }
+    if len(held):
+        out["validation"] = {"step": held.step.tolist()}
+        for name in ("loss", "accuracy"):
+            out["validation"][name] = _numbers(held[name])
+            batches = held[f"{name}_per_batch"]
+            out["validation"][f"{name}_low"] = _numbers(batches.map(min))
+            out["validation"][f"{name}_high"] = _numbers(batches.map(max))
+    return out
+
+
+def _headline(scores: pd.DataFrame) -> Iterable[dict[str, Any]]:
+    from circuitscope.analysis.timeline import curve_at, place_name, strongest
+
+    for score in HEADLINE:
+        if (place := strongest(scores, score)) is None:
+            continue
+        rows = curve_at(scores, place)
+        yield {
+            "score": score,
+            "place": place_name(place),
+            "step": rows.step.tolist(),
+            "value": _numbers(rows.value),
+            "stderr": _numbers(rows.stderr),
+        }
+
+
+def _thinned(rows: pd.DataFrame) -> pd.DataFrame:
+    every = math.ceil(len(rows) / _POINTS)
+    return rows if every <= 1 else rows.iloc[::every]
+
+
+def _recipe(run: Run) -> str:
+    """The config in one line."""
+    model, task, train = run.config.model, run.config.task, run.config.train
+    positions = "no positions" if model.positions == "none" else f"{model.positions} positions"
+    examples = "never the same example twice" if task.examples is None else f"{task.examples:,} examples"
+    return (
+        f"{model.n_layers} layer{'s' if model.n_layers > 1 else ''} of width {model.d_model},"
+        f" {positions}, {model.vocab_size:,} tokens; {examples}, {train.steps} steps of"
+        f" {train.batch_size}, lr {train.lr:g} {train.schedule}, weight decay {train.weight_decay:g}, seed {train.seed}"
+    )
+
+
+def _state(run: Run) -> str:
+    """How the run ended, where that is not simply the end."""
+    status = run.status
+    state = status.get("state")
+    if state in (None, "finished"):
+        return ""
+    return f"{state} at step {status.get('step')}" + (f": {status['message']}" if status.get("message") else "")
+
+
+def _number(value: float) -> float | None:
+    """Five digits; none where there is no number."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def _numbers(values: Iterable[float]) -> list[float | None]:
+    return [_number(float(v)) for v in values]

@@ -1,0 +1,377 @@
+// One run: words, curves, slider, pickers, picture.
+
+const PLAY_EVERY = 220; // milliseconds
+
+class Panel {
+  /** `onMove(panel)` is told when a person moves the slider, `onExample(panel)` when another example is picked. */
+  constructor(run, number, roles, { onMove, onExample }) {
+    this.run = run;
+    this.roles = roles;
+    this.onMove = onMove;
+    this.onExample = onExample;
+    this.store = new Store(run, number);
+    this.at = run.steps.length - 1;
+    this.example = 0;
+    this.curves = new Curves(run, (step) => this.move(nearest(run.steps, step)));
+    this.heatmap = new Heatmap(roles);
+    this.node = this.build();
+    this.ready = run.views.length ? this.pickSource(this.firstSource()) : Promise.resolve();
+    new ResizeObserver(() => this.resize()).observe(this.curves.node);
+    new ResizeObserver(() => this.draw()).observe(this.heatmap.node);
+  }
+
+  build() {
+    const { run } = this;
+    const matrix = run.views.length
+      ? this.buildMatrix()
+      : element("p", { class: "matrix muted" }, "This run has no mixing matrix to show.");
+    const words = [
+      element("h2", {}, run.name),
+      element("p", { class: "muted" }, run.heading, element("br"), run.recipe),
+    ];
+    if (run.state) words.push(element("p", { class: "state" }, run.state));
+    words.push(element("p", { class: "verdict" }, element("b", {}, run.verdict[0]), ` — ${run.verdict[1]}`));
+    if (run.circuit.length)
+      words.push(element("ul", { class: "circuit" }, ...run.circuit.map((line) => element("li", {}, line))));
+    return element(
+      "section",
+      { class: "run" },
+      element("div", { class: "words" }, ...words),
+      element(
+        "div",
+        { class: "stage" },
+        element("div", { class: "panes" }, this.curves.node, this.buildSlider(), this.curves.below, matrix),
+      ),
+      this.buildDetails(),
+    );
+  }
+
+  buildSlider() {
+    const { steps } = this.run;
+    this.slider = element("input", {
+      type: "range",
+      min: 0,
+      max: steps.length - 1,
+      step: 1,
+      "aria-label": "checkpoint",
+    });
+    this.slider.value = this.at;
+    this.slider.addEventListener("input", () => this.move(Number(this.slider.value)));
+    this.button = element("button", { type: "button", class: "play", "aria-label": "play" }, "▶");
+    this.button.addEventListener("click", () => this.play(!this.playing));
+    this.stepName = element("output", { class: "step" });
+    return element(
+      "div",
+      { class: "slider" },
+      this.slider,
+      element(
+        "div",
+        { class: "slider-row" },
+        this.button,
+        this.stepName,
+        element("span", { class: "muted keys" }, "← → checkpoint · ↑ ↓ head · space play"),
+      ),
+    );
+  }
+
+  buildMatrix() {
+    const layer = picker("layer", (value) => this.pickSource([Number(value), this.factor]));
+    const factor = picker("factor", (value) => this.pickSource([this.layer, value]));
+    const head = picker("head", (value) => this.pickView(Number(value)));
+    const rank = picker("ranked by", () => this.offerHeads());
+    const example = picker("example", (value) => {
+      this.setExample(Number(value));
+      this.onExample(this);
+    });
+    const show = picker("show", () => this.draw());
+    const range = picker("range", () => this.draw());
+    const contrast = picker("contrast", () => this.draw());
+    this.marks = element("input", { type: "checkbox", checked: true });
+    this.marks.addEventListener("change", () => this.draw());
+    this.pickers = { layer, factor, head, rank, example, show, range, contrast };
+    const scored = [...new Set(this.run.views.flatMap((view) => Object.keys(view.scores)))].filter(
+      (s) => !s.startsWith("copying"),
+    );
+    offer(
+      rank.select,
+      scored.map((score) => [score, words(score)]),
+      scored.includes("recall") ? "recall" : scored[0],
+    );
+    offer(
+      example.select,
+      this.run.examples.map(({ name }, i) => [i, name]),
+      0,
+    );
+    offer(
+      show.select,
+      [
+        ["value", "value"],
+        ["share", "share of the row"],
+      ],
+      "value",
+    );
+    offer(
+      range.select,
+      [
+        ["all", "all checkpoints"],
+        ["one", "this one"],
+      ],
+      "all",
+    );
+    offer(
+      contrast.select,
+      [
+        ["1", "linear"],
+        ["0.5", "square root"],
+      ],
+      "1",
+    );
+    this.title = element("h3");
+    this.legend = element("div", { class: "legend" });
+    const marks = element(
+      "label",
+      { class: "picker check" },
+      this.marks,
+      element("span", {}, "mark the edges of recall"),
+    );
+    return element(
+      "div",
+      { class: "matrix" },
+      element(
+        "div",
+        { class: "pickers" },
+        ...["layer", "factor", "head", "rank", "example"].map((name) => this.pickers[name].label),
+      ),
+      this.title,
+      this.heatmap.node,
+      this.legend,
+      element(
+        "div",
+        { class: "pickers small" },
+        ...["show", "range", "contrast"].map((name) => this.pickers[name].label),
+        marks,
+      ),
+    );
+  }
+
+  buildDetails() {
+    const { run } = this;
+    const out = [];
+    if (run.timeline.length) {
+      const lines = run.timeline.map((line) => element("li", {}, line.trim()));
+      out.push(
+        element("details", {}, element("summary", {}, "Transitions and lags"), element("ul", {}, ...lines)),
+      );
+    }
+    out.push(
+      element("details", {}, element("summary", {}, "Config of the run"), element("pre", {}, run.config)),
+    );
+    out.push(
+      element(
+        "details",
+        {},
+        element("summary", {}, "What is shown here, and how exactly"),
+        element("ul", {}, ...run.notes.map((line) => element("li", {}, line))),
+      ),
+    );
+    return element("div", { class: "details" }, ...out);
+  }
+
+  firstSource() {
+    const { views, first } = this.run;
+    return first && views.some((v) => v.layer === first[0] && v.factor === first[1])
+      ? first
+      : [views[0].layer, views[0].factor];
+  }
+
+  /** A layer and a factor; the factor falls back to the layer's first where it has none of that name. */
+  pickSource([layer, factor]) {
+    const { views } = this.run;
+    const layers = [...new Set(views.map((v) => v.layer))];
+    const factors = [...new Set(views.filter((v) => v.layer === layer).map((v) => v.factor))];
+    const before = this.view == null ? null : views[this.view];
+    this.layer = layer;
+    this.factor = factors.includes(factor) ? factor : factors[0];
+    offer(
+      this.pickers.layer.select,
+      layers.map((n) => [n, `layer ${n}`]),
+      layer,
+    );
+    offer(
+      this.pickers.factor.select,
+      factors.map((name) => [name, name === "pattern" ? "attention" : name]),
+      this.factor,
+    );
+    const isPattern = this.factor === "pattern";
+    if (before == null || isPattern !== (before.factor === "pattern"))
+      this.pickers.contrast.select.value = isPattern ? "1" : "0.5";
+    const order = this.ranked();
+    return this.pickView(order.find((i) => before && views[i].head === before.head) ?? order[0]);
+  }
+
+  /** Views of the layer and factor: the mean first, then by the chosen score at the last checkpoint. */
+  ranked() {
+    const score = this.pickers.rank.select.value;
+    const here = this.run.views
+      .map((view, i) => [view, i])
+      .filter(([v]) => v.layer === this.layer && v.factor === this.factor);
+    const value = (view) => (view.head == null ? Infinity : (view.scores[score]?.at(-1) ?? -1));
+    return here.sort(([a], [b]) => value(b) - value(a) || a.head - b.head).map(([, i]) => i);
+  }
+
+  offerHeads() {
+    const { views } = this.run;
+    const score = this.pickers.rank.select.value;
+    const name = (view) => {
+      const value = view.scores[score]?.at(-1);
+      return value == null ? view.label : `${view.label} · ${words(score)} ${value.toFixed(2)}`;
+    };
+    offer(
+      this.pickers.head.select,
+      this.ranked().map((i) => [i, name(views[i])]),
+      this.view,
+    );
+    this.pickers.head.label.firstChild.textContent = views[this.view].unit;
+  }
+
+  async pickView(view) {
+    this.view = view;
+    this.offerHeads();
+    const { title, scores } = this.run.views[view];
+    const shown = this.run.headline.map(({ score }) => score).filter((score) => scores[score]);
+    this.curves.pick({
+      name: title,
+      lines: shown.map((score) => ({ colour: score, step: this.run.steps, value: scores[score] })),
+    });
+    if (!("DecompressionStream" in window)) {
+      this.title.textContent = "This browser cannot open the matrices: it has no DecompressionStream.";
+      return;
+    }
+    this.heatmap.node.setAttribute("aria-busy", "true");
+    await this.store.open(view);
+    if (this.view !== view) return;
+    this.draw();
+    this.heatmap.node.setAttribute("aria-busy", "false");
+  }
+
+  /** Another head: the next (1) or the one before (−1) in the list. */
+  stepHead(by) {
+    if (this.view == null) return;
+    const order = this.ranked();
+    const next = order[order.indexOf(this.view) + by];
+    if (next != null) this.pickView(next);
+  }
+
+  setExample(example) {
+    this.example = Math.min(example, this.run.examples.length - 1);
+    if (this.pickers) this.pickers.example.select.value = this.example;
+    this.draw();
+  }
+
+  /** A person chose a checkpoint. */
+  move(at) {
+    this.show(at);
+    this.onMove(this);
+  }
+
+  show(at) {
+    this.at = Math.max(0, Math.min(at, this.run.steps.length - 1));
+    this.slider.value = this.at;
+    this.draw();
+    this.curves.cursor(this.run.steps[this.at]);
+    this.nameStep();
+  }
+
+  nameStep() {
+    const step = this.run.steps[this.at];
+    this.stepName.textContent = `step ${step}`;
+    this.slider.setAttribute(
+      "aria-valuetext",
+      `step ${step}, checkpoint ${this.at + 1} of ${this.run.steps.length}`,
+    );
+  }
+
+  play(on) {
+    clearInterval(this.playing);
+    this.playing = on ? setInterval(() => this.advance(), PLAY_EVERY) : null;
+    this.button.textContent = on ? "❚❚" : "▶";
+    this.button.setAttribute("aria-label", on ? "pause" : "play");
+    if (on && this.at === this.run.steps.length - 1) this.move(0);
+  }
+
+  advance() {
+    if (this.at + 1 < this.run.steps.length) this.move(this.at + 1);
+    else this.play(false);
+  }
+
+  resize() {
+    if (this.curves.node.clientWidth !== this.curves.width) this.curves.draw();
+    this.nameStep();
+  }
+
+  draw() {
+    if (this.view == null || !this.store.isOpen(this.view) || !this.heatmap.node.clientWidth) return;
+    const view = this.run.views[this.view];
+    const example = this.run.examples[this.example];
+    const answers = this.run.answers[this.at][this.example];
+    const raw = this.store.matrix(this.view, this.at, this.example);
+    const shares = this.pickers.show.select.value === "share" && view.factor !== "pattern";
+    const matrix = shares ? rowShares(raw) : raw;
+    const scale = this.scale(view, matrix, shares);
+    const marks = this.marks.checked ? recallEdges(example, this.offsets(view)) : [];
+    const name = `${view.title} at step ${this.run.steps[this.at]}`;
+    const say = (dest, src) => describe(example, this.roles, answers, raw, dest, src);
+    this.heatmap.draw({ matrix, example, answers, scale, marks, name, describe: say });
+    this.title.textContent = name;
+    this.drawLegend(view, example, scale, marks, shares);
+  }
+
+  /** Attention and shares lie between 0 and 1; Φ has a range of its own. */
+  scale(view, matrix, shares) {
+    const bounded = view.factor === "pattern" || shares;
+    const own = this.pickers.range.select.value === "one";
+    const most = own ? largest(matrix) : bounded ? 1 : this.store.largestEver(this.view, this.example);
+    const kind = view.signed && !shares ? "diverging" : "sequential";
+    return { kind, most, power: Number(this.pickers.contrast.select.value) };
+  }
+
+  drawLegend(view, example, scale, marks, shares) {
+    const isPattern = view.factor === "pattern";
+    const what = shares
+      ? "|Φ| as a share of its row"
+      : isPattern
+        ? "attention"
+        : view.head == null
+          ? "mean |Φ|"
+          : "Φ";
+    const edges = new Map(marks.map(({ name, colour }) => [name, colour]));
+    const roles = [...new Set(example.roles)].map((role) => this.roles[role]);
+    const key = JSON.stringify([what, scale, [...edges], roles, darkness.matches]);
+    if (key === this.legendKey) return;
+    this.legendKey = key;
+    const used = roles.map((role) => named(role, "square", "background", role));
+    const outlined = [...edges].map(([name, colour]) => named(name, "outlined", "borderColor", colour));
+    this.legend.replaceChildren(
+      element("span", { class: "name" }, what),
+      legend(scale),
+      ...used,
+      ...outlined,
+    );
+    this.pickers.show.label.hidden = isPattern;
+    this.pickers.factor.label.hidden = isPattern && this.pickers.factor.select.options.length < 2;
+    this.marks.parentNode.hidden = !example.pairs.length;
+  }
+
+  /** How far after the value each step of recall was found in this matrix; 0 where it was not. */
+  offsets({ layer, factor }) {
+    const here = this.run.parts.filter((part) => part.layer === layer && part.factor === factor);
+    return Object.fromEntries(here.map((part) => [part.step, part.offset]));
+  }
+}
+
+/** A name with its mark in a colour of the style sheet. */
+function named(name, kind, property, colour) {
+  const mark = element("i", { class: `mark ${kind}` });
+  mark.style[property] = `var(--${colour})`;
+  return element("span", { class: "name" }, mark, name);
+}

@@ -1,0 +1,203 @@
+"""The report as a file and as an object: what it computes, what it holds, what it refuses."""
+
+import html
+import json
+import re
+import shutil
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import circuitscope as cs
+from circuitscope.analysis.over_training import Silent
+from circuitscope.cli.report import report as command
+from circuitscope.training.trainer import train
+from circuitscope.viz.report import report
+from circuitscope.viz.report.document import embedded
+from tiny_run import tiny
+
+
+class Listens(Silent):
+    """Remembers what a person would have been told."""
+
+    def __init__(self):
+        self.lines = []
+
+    def say(self, line):
+        self.lines.append(line)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return train(tiny(), root=tmp_path_factory.mktemp("runs"), name="tiny")
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A run of one's own, without an analysis."""
+    shutil.copytree(trained.path, tmp_path / "tiny", ignore=shutil.ignore_patterns("analysis"))
+    return cs.Run(tmp_path / "tiny")
+
+
+def data_in(text: str) -> dict:
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found)
+
+
+def test_a_run_without_analysis_is_analyzed_first_and_said_so(run):
+    told = Listens()
+    made = report(run, sequences=16, watcher=told)
+    assert any("no analysis yet" in line for line in told.lines)
+    assert (run.path / "analysis" / "scores-16.parquet").exists()
+    assert any("computed for this report" in note for note in data_in(made.html)["runs"][0]["notes"])
+    again = Listens()
+    notes = data_in(report(run, sequences=16, watcher=again).html)["runs"][0]["notes"]
+    assert not any("no analysis yet" in line for line in again.lines)
+    assert not any("computed for this report" in note for note in notes)
+
+
+def test_the_same_run_gives_the_same_bytes(run):
+    report(run, sequences=16)
+    assert report(run, sequences=16).html == report(run.path, sequences=16).html
+
+
+def test_curves_and_answers_are_those_of_the_run(run):
+    (told,) = data_in(report(run, sequences=16).html)["runs"]
+    rows = run.metrics
+    held = rows[rows.split == "validation"]
+    assert told["steps"] == run.steps
+    assert told["curves"]["validation"]["step"] == held.step.tolist()
+    assert told["curves"]["validation"]["loss"] == pytest.approx(held.loss.tolist(), rel=1e-4)
+    assert told["curves"]["validation"]["accuracy_high"] == pytest.approx([max(a) for a in held.accuracy_per_batch])
+    assert told["curves"]["train"]["step"] == rows[rows.split == "train"].step.tolist()
+    assert told["chance"] == 0.5
+    assert told["config"] == run.config.dump()
+    batch = run.config.task.batch(0, split="test", size=16, seed=0)
+    logits = run.load(6)(batch.tokens)
+    for row, example in enumerate(told["examples"][:-1]):
+        assert example["tokens"] == batch.tokens[row].tolist()
+        said = told["answers"][run.steps.index(6)][row]
+        at = [pos for pos, _ in example["labels"]]
+        assert [token for token, _ in said] == logits[row, at].argmax(-1).tolist()
+        right = logits[row, at].softmax(-1)[range(len(at)), [token for _, token in example["labels"]]]
+        assert [p for _, p in said] == pytest.approx(right.tolist(), abs=1e-4)
+
+
+def test_chosen_checkpoints_are_shown_and_a_missing_one_names_the_nearest(run):
+    (told,) = data_in(report(run, steps="0,6", sequences=16).html)["runs"]
+    assert told["steps"] == [0, 6]
+    with pytest.raises(cs.UserError, match="no checkpoint at step 7; nearest: 6"):
+        report(run, steps="0,7", sequences=16)
+
+
+def test_a_damaged_checkpoint_is_left_out_with_a_word(run):
+    report(run, sequences=16)
+    path = run.path / "checkpoints" / "step-00000006.safetensors"
+    path.write_bytes(path.read_bytes()[:-40])
+    told = Listens()
+    (shown,) = data_in(report(run, sequences=16, watcher=told).html)["runs"]
+    assert shown["steps"] == [s for s in run.steps if s != 6]
+    assert any("checkpoint 6 left out" in line for line in told.lines)
+
+
+def test_names_cannot_end_the_data_nor_run():
+    nasty = "</script><script>alert(1)</script><!-- & <img src=x onerror=alert(1)> \u2028 \udc80"
+    text = embedded({"name": nasty})
+    assert text.isascii()
+    assert not set("<>&") & set(text)
+    assert json.loads(text)["name"] == nasty
+
+
+def test_numbers_that_are_none_do_not_break_the_data():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        embedded({"loss": float("nan")})
+
+
+def test_diverged_losses_become_gaps(run):
+    lines = (run.path / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for row in rows:
+        if row["step"] > 6 and row["split"] == "train":
+            row["loss"] = float("nan")
+    (run.path / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    (told,) = data_in(report(run, sequences=16).html)["runs"]
+    late = [v for s, v in zip(*told["curves"]["train"].values(), strict=True) if s > 6]
+    assert late
+    assert set(late) == {None}
+
+
+def test_an_object_shows_itself_and_opens_nothing(run, monkeypatch):
+    import webbrowser
+
+    monkeypatch.setattr(webbrowser, "open", lambda *a, **k: pytest.fail("opened a browser"))
+    made = report(run, sequences=16)
+    shown = made._repr_html_()
+    assert shown.startswith("<iframe")
+    assert shown.count("<") == 2  # the page itself is escaped
+    (page,) = re.findall(r'srcdoc="([^"]*)"', shown)
+    assert html.unescape(page) == made.html
+    assert "tiny" in repr(made)
+
+
+def test_files_land_in_the_run_or_beside_the_first_of_several(run, tmp_path):
+    one = report(run, sequences=16)
+    assert one.save() == run.path / "report.html"
+    assert (run.path / "report.html").read_text(encoding="utf-8") == one.html
+    assert one.save(tmp_path / "new" / "x.html") == tmp_path / "new" / "x.html"
+    assert report([run, run], sequences=16).save() == tmp_path / "report.html"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(cs.UserError, match="cannot write"):
+        one.save(tmp_path / "file" / "x.html")
+
+
+def test_the_file_names_no_address_and_its_policy_lets_nothing_load(run):
+    text = report(run, sequences=16).html
+    assert not re.findall(r"(?:src|href)=(?!\"data:,)", text)
+    assert set(re.findall(r"https?://[^\"'\s]*", text)) == {"http://www.w3.org/2000/svg"}
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize("options", [{"examples": 0}, {"channels": 0}, {"sequences": 1}, {"steps": "x"}])
+def test_bad_input_is_refused(run, options):
+    with pytest.raises(cs.UserError):
+        report(run, **{"sequences": 16, **options})
+
+
+def test_no_runs_are_refused(tmp_path):
+    with pytest.raises(cs.UserError, match="at least one run"):
+        report([])
+    with pytest.raises(cs.UserError, match="not a run"):
+        report(tmp_path / "nothing")
+
+
+def test_a_run_with_no_matrix_still_has_its_curves(tmp_path):
+    made = train(tiny(mixers="lstm", steps=6), root=tmp_path, name="lstm")
+    (told,) = data_in(report(made, sequences=16).html)["runs"]
+    assert told["views"] == []
+    assert "Layer 0 (lstm) has no mixing matrix." in told["notes"]
+    assert told["curves"]["validation"]["step"]
+
+
+def test_a_task_without_pairs_has_no_circuit_and_no_chance(tmp_path):
+    small = cs.RunConfig.build(
+        "attention", "induction", block=4, repeats=3, vocab_size=32, d_model=8, steps=6, batch_size=4,
+        eval_every=3, eval_batches=2, eval_batch_size=4, log_every=3, save_every=3, threads=1, device="cpu",
+    )  # fmt: skip
+    (told,) = data_in(report(train(small, root=tmp_path, name="blocks"), sequences=16).html)["runs"]
+    assert (told["circuit"], told["chance"]) == ([], None)
+    assert [line["score"] for line in told["headline"]] == ["induction"]
+    assert {e["period"] for e in told["examples"]} == {4}
+
+
+def test_the_command_writes_the_file_and_says_where(run):
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, [str(run.path), "--sequences", "16", "--examples", "2"])
+    assert result.exit_code == 0, result.output
+    assert str(run.path / "report.html") in result.output
+    assert "MB" in result.output
+    (told,) = data_in((run.path / "report.html").read_text(encoding="utf-8"))["runs"]
+    assert len(told["examples"]) == 3  # two of the task's own, and repeated blocks
