@@ -1,7 +1,8 @@
-"""The dynamics figure shows what the run's metrics say."""
+"""The dynamics figure shows what the run's metrics and scores say."""
 
 import numpy as np
 import pytest
+from made_up_runs import made_up_run, score_table
 
 import circuitscope as cs
 from circuitscope.viz.dynamics import dynamics, save_dynamics
@@ -9,26 +10,24 @@ from circuitscope.viz.dynamics import dynamics, save_dynamics
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> cs.Run:
-    return cs.train(
-        task={"length": 16, "pairs": 2, "vocab_size": 16},
-        d_model=8,
-        n_layers=1,
-        steps=12,
-        batch_size=8,
-        eval_every=4,
-        eval_batches=3,
-        eval_batch_size=8,
-        log_every=3,
-        save_every=6,
-        root=tmp_path_factory.mktemp("runs"),
-        name="tiny",
-    )
+    return made_up_run(tmp_path_factory.mktemp("runs"), "tiny")
 
 
 def drawn(axes, label: str) -> np.ndarray:
     """x and y of the one line with this label."""
     (line,) = [x for x in axes.lines if x.get_label() == label]
     return np.array(line.get_data(), dtype=float)
+
+
+def spans(axes) -> list[tuple[float, float]]:
+    """First and last step of every stretch that is shaded."""
+    return [(p.get_x(), p.get_x() + p.get_width()) for p in axes.patches]
+
+
+def band_at(band, step: float) -> tuple[float, float]:
+    points = band.get_paths()[0].vertices
+    heights = points[points[:, 0] == step, 1]
+    return heights.min(), heights.max()
 
 
 def test_lines_are_the_metrics_of_the_run(run):
@@ -43,30 +42,122 @@ def test_lines_are_the_metrics_of_the_run(run):
 
 
 def test_the_band_spans_the_evaluation_batches(run):
-    _, accuracy = dynamics([run]).axes
+    loss, accuracy = dynamics([run]).axes
     held = run.metrics[run.metrics.split == "validation"]
-    (band,) = accuracy.collections
-    points = band.get_paths()[0].vertices
-    for step, per_batch in zip(held.step, held.accuracy_per_batch, strict=True):
-        heights = points[points[:, 0] == step, 1]
-        assert len(per_batch) == 3
-        assert (heights.min(), heights.max()) == (min(per_batch), max(per_batch))
+    for axes, column in ((loss, "loss_per_batch"), (accuracy, "accuracy_per_batch")):
+        (band,) = axes.collections
+        for step, per_batch in zip(held.step, held[column], strict=True):
+            assert len(per_batch) == 4
+            assert band_at(band, step) == (min(per_batch), max(per_batch))
 
 
 def test_chance_is_one_over_the_pairs_and_axes_are_named(run):
     loss, accuracy = dynamics([run]).axes
     chance = [x for x in accuracy.lines if x.get_linestyle() == ":"]
-    assert [tuple(x.get_ydata()) for x in chance] == [(0.5, 0.5)]
-    assert "1/k = 0.5" in [t.get_text() for t in accuracy.texts]
+    assert [tuple(x.get_ydata()) for x in chance] == [(0.25, 0.25)]
+    assert "1/k = 0.25" in [t.get_text() for t in accuracy.texts]
     assert (loss.get_ylabel(), accuracy.get_ylabel(), accuracy.get_xlabel()) == ("loss", "query accuracy", "step")
 
 
-def test_several_runs_share_the_axes_in_different_colours(run):
+def test_a_run_drawn_twice_is_two_lines_in_two_colours(run):
     loss, accuracy = dynamics([run, run]).axes
     lines = [x for x in accuracy.lines if x.get_label() == "tiny"]
     assert len(lines) == 2
     assert lines[0].get_color() != lines[1].get_color()
     assert len(loss.lines) == 4
+
+
+def test_seeds_are_one_mean_with_a_band_from_lowest_to_highest(tmp_path):
+    runs = [made_up_run(tmp_path, f"m-{s}", scale=1 + 0.1 * s, seed=s, steps=1500 + 100 * s) for s in range(3)]
+    loss, _ = dynamics(runs).axes
+    one = runs[0].metrics[lambda rows: rows.split == "validation"]
+    step, value = drawn(loss, "m, 3 seeds, validation")
+    np.testing.assert_array_equal(step, one.step)  # to the end of the shortest
+    np.testing.assert_allclose(value, 1.1 * one.loss, rtol=1e-12)
+    band = loss.collections[-1]
+    np.testing.assert_allclose(band_at(band, 700), [one.loss[one.step == 700].item() * s for s in (1, 1.2)], rtol=1e-12)
+    assert len(dynamics(runs, together=False).axes[1].lines) == 3 + 1  # and the chance level
+
+
+def test_the_bump_is_shaded_in_every_panel_and_named(run):
+    table = score_table({("recall", 1, 0, "pattern"): [0.1, 0.9]}, [0, 2000])
+    figure = dynamics([run], scores=[table], bump=(880.0, 1120.0))
+    assert len(figure.axes) == 3
+    for axes in figure.axes:
+        assert spans(axes) == [pytest.approx((880, 1120))]
+    texts = [t.get_text() for t in figure.axes[0].get_legend().get_texts()]
+    assert "loss bump, steps 880 to 1120" in texts
+    assert not any(spans(axes) for axes in dynamics([run]).axes)
+
+
+def test_each_run_has_its_own_bump_in_its_colour(tmp_path):
+    runs = [made_up_run(tmp_path, "one"), made_up_run(tmp_path, "two", lr=0.5), made_up_run(tmp_path, "three", lr=0.1)]
+    figure = dynamics(runs, bump=[(100, 200), None, (300, 400)])
+    loss, accuracy = figure.axes
+    assert spans(loss) == [pytest.approx((100, 200)), pytest.approx((300, 400))]
+    lines = [x for x in accuracy.lines if x.get_linestyle() == "-"]
+    shades = [p.get_facecolor()[:3] for p in accuracy.patches]
+    from matplotlib.colors import to_rgb
+
+    assert shades == [to_rgb(lines[0].get_color()), to_rgb(lines[2].get_color())]
+
+
+STEPS = [0, 1000, 2000]
+ATTENTION = {
+    ("binding", 0, 0, "pattern"): [0.2, 0.3, 0.9],
+    ("binding", 1, 0, "pattern"): [0.3, 0.8, 0.4],
+    ("recall", 0, 0, "pattern"): [0.1, 0.1, 0.1],
+    ("recall", 1, 0, "pattern"): [0.1, 0.5, 0.8],
+    ("induction", 1, 0, "pattern"): [0.0, 0.1, 0.2],
+}
+
+
+def test_scores_of_one_run_are_drawn_where_they_end_highest_with_their_error(run):
+    figure = dynamics([run], scores=[score_table(ATTENTION, STEPS)])
+    _, _, scores = figure.axes
+    np.testing.assert_array_equal(drawn(scores, "binding, L0H0"), [STEPS, [0.2, 0.3, 0.9]])
+    np.testing.assert_array_equal(drawn(scores, "recall, L1H0"), [STEPS, [0.1, 0.5, 0.8]])
+    np.testing.assert_array_equal(drawn(scores, "induction on repeated blocks, L1H0"), [STEPS, [0.0, 0.1, 0.2]])
+    assert len(scores.lines) == 3
+    assert band_at(scores.collections[0], 2000) == pytest.approx((0.88, 0.92))
+    assert len({x.get_color() for x in scores.lines}) == 3
+
+
+def test_a_layer_of_channels_is_drawn_as_a_whole(run):
+    places = {("recall", 0, None, "composed"): [0.1, 0.4, 0.5], ("recall", 0, 3, "composed"): [0.1, 0.9, 0.9]}
+    _, _, scores = dynamics([run], scores=[score_table(places, STEPS)]).axes
+    np.testing.assert_array_equal(drawn(scores, "recall, L0 composed"), [STEPS, [0.1, 0.4, 0.5]])
+    assert len(scores.lines) == 1
+
+
+def test_scores_of_several_runs_have_a_panel_each(tmp_path):
+    runs = [made_up_run(tmp_path, "one"), made_up_run(tmp_path, "two", lr=0.5)]
+    other = score_table({("recall", 0, None, "composed"): [0.1, 0.2, 0.3]}, STEPS)
+    figure = dynamics(runs, scores=[score_table(ATTENTION, STEPS), other])
+    _, accuracy, binding, recall, induction = figure.axes
+    assert [a.get_ylabel().split("\n")[0] for a in (binding, recall, induction)] == ["binding", "recall", "induction"]
+    np.testing.assert_array_equal(drawn(recall, "one, L1H0")[1], [0.1, 0.5, 0.8])
+    np.testing.assert_array_equal(drawn(recall, "two, L0 composed")[1], [0.1, 0.2, 0.3])
+    colours = {x.get_label(): x.get_color() for x in accuracy.lines}
+    assert [x.get_color() for x in recall.lines] == [colours["one"], colours["two"]]
+    assert len(binding.lines) == 1
+
+
+def test_the_data_are_the_curves(run):
+    data = dynamics([run], scores=[score_table(ATTENTION, STEPS)]).data
+    assert list(data) == ["run", "curve", "step", "value", "low", "high"]
+    assert set(data.curve) == {
+        "train loss",
+        "validation loss",
+        "validation accuracy",
+        "binding, L0H0",
+        "recall, L1H0",
+        "induction, L1H0",
+    }
+    held = run.metrics[run.metrics.split == "validation"]
+    found = data[data.curve == "validation accuracy"]
+    np.testing.assert_array_equal(found[["step", "value"]], held[["step", "accuracy"]])
+    np.testing.assert_array_equal(found.high, held.accuracy_per_batch.map(max))
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
@@ -88,3 +179,10 @@ def test_a_run_without_metrics_says_so(run, tmp_path):
     (tmp_path / "empty" / "config.yaml").write_text(run.config.dump())
     with pytest.raises(cs.UserError, match="no metrics"):
         dynamics([cs.Run(tmp_path / "empty")])
+
+
+def test_too_few_tables_and_no_runs_are_refused(run):
+    with pytest.raises(cs.UserError, match="one for each of 2 runs"):
+        dynamics([run, run], scores=[None])
+    with pytest.raises(cs.UserError, match="at least one run"):
+        dynamics([])

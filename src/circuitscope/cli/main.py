@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import typer
 
-from circuitscope.cli import analyze, doctor, models, plot, tasks, train, zoom
+from circuitscope.cli import analyze, doctor, models, phi, plot, probe, report, tasks, train, zoom
 from circuitscope.errors import RunFailed, UserError
 
 app = typer.Typer(
@@ -24,6 +24,9 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("analyze")(analyze.analyze)
 app.command("zoom")(zoom.zoom)
+app.command("phi")(phi.phi)
+app.command("probe")(probe.probe)
+app.command("report")(report.report)
 app.add_typer(models.app, name="models")
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(plot.app, name="plot")

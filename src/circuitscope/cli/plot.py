@@ -1,31 +1,171 @@
 """`circuitscope plot`: figures of runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from circuitscope.training.run import Run
+    from circuitscope.viz.dynamics import Bump
+    from circuitscope.viz.style import Sheet
+
 app = typer.Typer(no_args_is_help=True, help="Draw figures of runs.")
+
+Runs = Annotated[list[Path] | None, typer.Argument(help="Runs to draw; the newest unless told.", show_default=False)]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="File to write: .png, .svg or .pdf.", show_default="in figures of the first run"),
+]
+Numbers = Annotated[bool, typer.Option("--data", help="Also write the numbers, as CSV beside it.")]
+Chosen = Annotated[str | None, typer.Option(help="Checkpoints: all, 0,400,800, or 0:2000:100.", show_default="all")]
+Sequences = Annotated[int, typer.Option(help="Held-out sequences a number is averaged over.", min=2)]
 
 
 @app.callback()
 def plot() -> None:
-    """Draw figures of runs."""
+    """Draw figures of runs. What they need is computed once and kept in RUN/analysis."""
 
 
 @app.command()
 def dynamics(
-    runs: Annotated[
-        list[Path] | None, typer.Argument(help="Runs to draw; the newest unless told.", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File to write: .png, .svg or .pdf.", show_default="figures/dynamics.png in the run"),
+    runs: Runs = None,
+    out: Out = None,
+    data: Numbers = False,
+    steps: Chosen = None,
+    sequences: Sequences = 256,
+    scores: Annotated[bool, typer.Option(help="Binding, recall and induction below loss and accuracy.")] = True,
+    together: Annotated[bool, typer.Option(help="Runs that differ in their seed alone as one curve.")] = True,
+) -> None:
+    """Loss, accuracy and scores over training steps, with the chance level 1/k and the loss bump shaded."""
+    from circuitscope.viz.dynamics import dynamics as draw
+
+    chosen = _begin(runs, out)
+    tables = _scores(chosen, steps, sequences, needed=False) if scores else None
+    figure = draw(chosen, scores=tables, bump=[_bump(run) for run in chosen], together=together)
+    _end(figure, chosen, out, "dynamics", data)
+
+
+@app.command()
+def scores(
+    runs: Runs = None,
+    out: Out = None,
+    data: Numbers = False,
+    steps: Chosen = None,
+    sequences: Sequences = 256,
+    names: Annotated[
+        str | None, typer.Option("--scores", help="Which: binding,recall.", show_default="all there are")
     ] = None,
 ) -> None:
-    """Loss and accuracy over training steps, with the chance level 1/k."""
-    from circuitscope.training.run import Run, newest_run
-    from circuitscope.viz.dynamics import save_dynamics
+    """Circuit scores over training steps: every place of one run, or the best place of several."""
+    from circuitscope.viz.scores import scores as draw
 
-    chosen = [Run(path) for path in runs] if runs else [newest_run()]
-    print(save_dynamics(chosen, out or chosen[0].path / "figures" / "dynamics.png"))
+    chosen = _begin(runs, out)
+    tables = _scores(chosen, steps, sequences, needed=True)
+    listed = [n.strip() for n in names.split(",")] if names else None
+    _end(draw(_by_name(chosen, tables), names=listed), chosen, out, "scores", data)
+
+
+@app.command()
+def decay(
+    runs: Runs = None,
+    out: Out = None,
+    data: Numbers = False,
+    steps: Chosen = None,
+    sequences: Sequences = 256,
+    factor: Annotated[str, typer.Option(help="phi, or phi_without_D where the mixer has that term.")] = "phi",
+    layers: Annotated[str | None, typer.Option(help="Layers: 0,2.", show_default="all")] = None,
+) -> None:
+    """Decay of off-diagonal terms: the profile m(δ) of |Φ| over training on a log axis, and its fitted rate."""
+    from circuitscope.analysis import over_training
+    from circuitscope.cli.watch import watching
+    from circuitscope.errors import UserError
+    from circuitscope.viz.decay import decay as draw
+
+    chosen = _begin(runs, out)
+    parts = [part.strip() for part in layers.split(",")] if layers else None
+    if parts and not all(part.isdecimal() for part in parts):
+        raise UserError(f"layers are numbers such as 0,2, got '{layers}'")
+    with watching() as watcher:
+        tables = [over_training.decay(run, steps=steps, sequences=sequences, watcher=watcher) for run in chosen]
+    wanted = [int(part) for part in parts] if parts else None
+    _end(draw(_by_name(chosen, tables), factor=factor, layers=wanted), chosen, out, "decay", data)
+
+
+@app.command()
+def probes(
+    runs: Runs = None,
+    out: Out = None,
+    data: Numbers = False,
+    steps: Chosen = None,
+    name: Annotated[str, typer.Option("--probe", help="Name of a probe, or a YAML file.")] = "bound-value",
+) -> None:
+    """What a linear probe reads by hook and role, and over training steps; a figure for each run."""
+    from circuitscope.analysis.probes import Definition, probe
+    from circuitscope.cli.watch import watching
+    from circuitscope.errors import UserError
+    from circuitscope.viz.probes import probes as draw
+
+    chosen = _begin(runs, out)
+    if out is not None and len(chosen) > 1:
+        raise UserError("--out names one figure, and every run has its own; give one run")
+    definition = Definition.load(name)
+    for run in chosen:
+        with watching() as watcher:
+            frame = probe(run, definition, steps=steps, watcher=watcher)
+        _end(draw(frame, bump=_bump(run)), [run], out, f"probe-{definition.name}", data)
+
+
+def _begin(runs: Sequence[Path] | None, out: Path | None) -> "list[Run]":
+    """The runs; a bad ending is refused before any work."""
+    from circuitscope.training.run import Run, newest_run
+    from circuitscope.viz.style import check_ending
+
+    check_ending(out)
+    return [Run(path) for path in runs] if runs else [newest_run()]
+
+
+def _end(figure: "Sheet", runs: "Sequence[Run]", out: Path | None, name: str, data: bool) -> None:
+    from circuitscope.viz.style import save
+
+    for path in save(figure, out or runs[0].path / "figures" / f"{name}.png", data=data):
+        print(path)
+
+
+def _scores(runs: "Sequence[Run]", steps: str | None, sequences: int, needed: bool) -> list[Any]:
+    """The score table of each run; None, with a word, for one that has no checkpoints and need not."""
+    from circuitscope.analysis import over_training
+    from circuitscope.cli.watch import watching
+
+    tables: list[Any] = []
+    with watching() as watcher:
+        for run in runs:
+            if not run.steps and not needed:
+                watcher.say(f"{run.path} has no checkpoints, so no scores are drawn")
+                tables.append(None)
+                continue
+            tables.append(over_training.analyze(run, steps=steps, sequences=sequences, watcher=watcher))
+    return tables
+
+
+def _by_name(runs: "Sequence[Run]", tables: Sequence[Any]) -> dict[str, Any]:
+    """Tables by the run's name, by its path where two have one name."""
+    names = [run.name for run in runs]
+    labels = [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]
+    return dict(zip(labels, tables, strict=True))
+
+
+def _bump(run: "Run") -> "Bump | None":
+    """First and last step of the largest fall of the validation loss, where one stands out."""
+    from circuitscope.analysis.phases import transitions
+    from circuitscope.analysis.timeline import curves_of
+    from circuitscope.errors import UserError
+
+    try:
+        loss = curves_of(run)["loss"]
+    except UserError:  # too few evaluations to say
+        return None
+    falls = [t for t in transitions(loss.steps, loss.values, repeats=loss.repeats) if t.size < 0]
+    drop = max(falls, key=lambda t: -t.size, default=None)
+    return None if drop is None else (drop.onset, drop.end)

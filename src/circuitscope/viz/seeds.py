@@ -1,0 +1,67 @@
+"""Runs that differ in their seed alone, drawn as one curve with a band."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from circuitscope.training.run import Run
+
+_NO_MATTER = {"seed", "data_seed", "threads", "device", "tensorboard", "wandb"}
+_WHEN_SAVED = {"save_every", "save_schedule", "resume_every", "keep_resume", "log_every", "eval_every"}
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Band:
+    """A curve with what lies around it."""
+
+    step: Array
+    value: Array
+    low: Array
+    high: Array
+
+    @staticmethod
+    def over(curves: Sequence[tuple[Iterable[float], Iterable[float]]]) -> "Band":
+        """Mean, lowest and highest of several curves at the steps that all of them have."""
+        frames = [pd.Series(np.asarray(list(v), float), index=np.asarray(list(s), float)) for s, v in curves]
+        both = pd.concat([f[~f.index.duplicated(keep="last")] for f in frames], axis=1, join="inner").sort_index()
+        found = both.to_numpy(float)
+        return Band(both.index.to_numpy(float), found.mean(axis=1), found.min(axis=1), found.max(axis=1))
+
+
+@dataclass(frozen=True)
+class Group:
+    """One run, or several that differ in their seed; `at` are their places among the runs given."""
+
+    label: str
+    runs: tuple[Run, ...]
+    at: tuple[int, ...]
+
+
+def groups_of(runs: Sequence[Run], together: bool = True) -> list[Group]:
+    """Runs in their order, those with the same config but for distinct seeds as one (unless not `together`)."""
+    found: dict[str, list[int]] = {}
+    seeds: dict[str, set[tuple[Any, Any]]] = {}
+    for i, run in enumerate(runs):
+        config = run.config.model_dump(mode="json")
+        seed = (config["train"]["seed"], config["train"]["data_seed"])
+        config["train"] = {k: v for k, v in config["train"].items() if k not in _NO_MATTER | _WHEN_SAVED}
+        key = repr(config)
+        if not together or seed in seeds.get(key, set()):
+            key = f"{i} {key}"  # the same seed once more is no other seed
+        found.setdefault(key, []).append(i)
+        seeds.setdefault(key, set()).add(seed)
+    return [Group(_label([runs[i] for i in at]), tuple(runs[i] for i in at), tuple(at)) for at in found.values()]
+
+
+def _label(runs: Sequence[Run]) -> str:
+    if len(runs) == 1:
+        return runs[0].name
+    letters = zip(*(run.name for run in runs), strict=False)
+    shared = "".join(same[0] for same in takewhile(lambda at: len(set(at)) == 1, letters)).rstrip("-_. 0123456789")
+    return f"{shared or runs[0].name}, {len(runs)} seeds"

@@ -1,0 +1,81 @@
+"""Runs and tables with known numbers, for figures to draw."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from circuitscope.analysis.over_training import DECAY_COLUMNS
+from circuitscope.analysis.score_rows import COLUMNS
+from circuitscope.config import RunConfig
+from circuitscope.training.run import Run
+
+
+def made_up_run(
+    root: Path, name: str = "made-up", *, scale: float = 1.0, steps: int = 2000, every: int = 50, **options: Any
+) -> Run:
+    """Loss 9 · scale falls to 1 in a sigmoid around step 1000 of `steps`, accuracy rises there; no checkpoints."""
+    folder = root / name
+    folder.mkdir(parents=True)
+    config = RunConfig.build("attention", "mqar", length=16, pairs=4, vocab_size=64, d_model=8, **options)
+    (folder / "config.yaml").write_text(config.dump())
+    rng = np.random.default_rng(len(name))
+    rows: list[dict[str, Any]] = []
+    for step in range(0, steps + 1, every):
+        turned = 1 / (1 + np.exp(-(step - 1000) / 40))
+        loss, accuracy = scale * (9 - 8 * turned), turned
+        if step:
+            rows.append({"step": step, "split": "train", "loss": 0.9 * loss, "accuracy": accuracy})
+        rows.append(
+            {
+                "step": step,
+                "split": "validation",
+                "loss": loss,
+                "accuracy": accuracy,
+                "loss_per_batch": (loss + rng.normal(size=4) * 0.1).tolist(),
+                "accuracy_per_batch": np.clip(accuracy + rng.normal(size=4) * 0.05, 0, 1).tolist(),
+            }
+        )
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Run(folder)
+
+
+def score_table(
+    places: dict[tuple[str, int, int | None, str], list[float]], steps: list[int], run: str = "made-up"
+) -> pd.DataFrame:
+    """A table as `analyze` gives it: (score, layer, head, factor) → values by step, standard error 0.02."""
+    rows = [
+        {
+            "run": run,
+            "step": step,
+            "layer": layer,
+            "head": head,
+            "factor": factor,
+            "score": score,
+            "weighting": "raw" if factor == "pattern" else "abs",
+            "value": value,
+            "stderr": 0.02,
+            "n": 256,
+        }
+        for (score, layer, head, factor), values in places.items()
+        for step, value in zip(steps, values, strict=True)
+    ]
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+
+
+def decay_table(kappas: dict[int, dict[int, float]], length: int = 32, run: str = "made-up") -> pd.DataFrame:
+    """A table as `over_training.decay` gives it: m(δ) = 2 exp(−κ δ) in the median, for κ by layer and step."""
+    rows = []
+    for layer, by_step in kappas.items():
+        for step, kappa in by_step.items():
+            base = {"run": run, "step": step, "layer": layer, "head": None, "factor": "phi", "stderr": 0.0, "n": 8}
+            for word, factor in (("median", 1.0), ("q25", 0.5), ("q75", 2.0)):
+                for lag in range(length):
+                    value = 2 * factor * float(np.exp(-kappa * lag))
+                    rows.append({**base, "quantity": f"profile_{word}", "lag": lag, "value": value})
+                rows.append({**base, "quantity": f"kappa_{word}", "lag": None, "value": kappa * factor})
+            rows += [{**base, "quantity": "profile", "lag": lag, "value": 1.0} for lag in range(length)]
+            rows.append({**base, "quantity": "kappa_r2_median", "lag": None, "value": 0.75})
+    return pd.DataFrame(rows, columns=list(DECAY_COLUMNS)).astype(DECAY_COLUMNS)

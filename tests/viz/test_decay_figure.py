@@ -1,0 +1,100 @@
+"""The decay figure shows the profiles and the rates of the table."""
+
+import numpy as np
+import pytest
+from made_up_runs import decay_table
+
+from circuitscope.errors import UserError
+from circuitscope.viz.decay import CURVES, decay
+
+RATES = {0: {step: 0.3 - step / 10_000 for step in range(0, 1600, 100)}, 1: dict.fromkeys(range(0, 1600, 100), 0.1)}
+
+
+def panels(figure):
+    """Axes of profiles and of rates, in turn."""
+    return [a for a in figure.axes if not a.get_label().startswith("<colorbar>")]
+
+
+def lines(axes, style: str):
+    return [x for x in axes.lines if x.get_linestyle() == style]
+
+
+def test_profiles_are_the_medians_at_first_last_and_steps_between_on_a_log_axis():
+    figure = decay({"run": decay_table(RATES)})
+    left = panels(figure)[0]
+    assert left.get_yscale() == "log"
+    found = {int(x.get_label().removeprefix("_step ")): np.array(x.get_data(), float) for x in lines(left, "-")}
+    assert len(found) == CURVES
+    assert {0, 1500} <= set(found)
+    for step, (lag, m) in found.items():
+        np.testing.assert_array_equal(lag, np.arange(32))
+        np.testing.assert_allclose(m, 2 * np.exp(-RATES[0][step] * lag), rtol=1e-12)
+
+
+def test_the_fitted_line_has_the_rate_of_the_table_and_lies_on_an_exponential_profile():
+    left = panels(decay({"run": decay_table(RATES)}))[0]
+    first, last = lines(left, "--")
+    for line, step in ((first, 0), (last, 1500)):
+        lag, m = np.array(line.get_data(), float)
+        assert lag[0] == 1
+        np.testing.assert_allclose(-np.diff(np.log(m)), RATES[0][step], rtol=1e-9)
+        np.testing.assert_allclose(m, 2 * np.exp(-RATES[0][step] * lag), rtol=1e-9)
+    assert [x.get_label() for x in (first, last)] == [
+        "step 0: κ = 0.3, R² = 0.75",
+        "step 1500: κ = 0.15, R² = 0.75",
+    ]
+
+
+def test_rates_over_steps_have_their_quartiles_as_a_band():
+    right = panels(decay({"run": decay_table(RATES)}))[1]
+    (line,) = lines(right, "-")
+    np.testing.assert_array_equal(line.get_xdata(), list(RATES[0]))
+    np.testing.assert_allclose(line.get_ydata(), list(RATES[0].values()), rtol=1e-12)
+    points = right.collections[0].get_paths()[0].vertices
+    at = points[points[:, 0] == 500, 1]
+    assert (at.min(), at.max()) == pytest.approx((0.5 * RATES[0][500], 2 * RATES[0][500]))
+
+
+def test_every_run_and_layer_has_a_row_that_says_so():
+    tables = {"one": decay_table(RATES), "two": decay_table({0: {0: 0.2}})}
+    lefts = panels(decay(tables))[::2]
+    titles = [a.get_title("left") for a in lefts]
+    assert titles == ["one, layer 0: |Φ|", "one, layer 1: |Φ|", "two, layer 0: |Φ|"]
+    assert len(panels(decay(tables, layers=[0]))) == 4
+
+
+def test_zeros_do_not_break_a_log_axis():
+    table = decay_table({0: {0: 0.2, 100: 0.2}})
+    table.loc[table.quantity.str.startswith("profile") & (table.lag > 3), "value"] = 0.0
+    figure = decay({"run": table})
+    figure.draw_without_rendering()
+    (_, m) = np.array(lines(panels(figure)[0], "-")[-1].get_data(), float)
+    assert np.isfinite(m[:4]).all()
+    assert np.isnan(m[4:]).all()
+    fitted = np.array(lines(panels(figure)[0], "--")[-1].get_data(), float)[1]
+    np.testing.assert_allclose(fitted[:3], m[1:4], rtol=1e-9)
+
+
+def test_the_axis_spans_at_most_eight_decades():
+    left = panels(decay({"run": decay_table({0: {0: 2.0}})}))[0]
+    assert left.get_ylim()[0] >= 2e-8 * (1 - 1e-9)
+
+
+def test_the_data_are_profiles_and_rates():
+    data = decay({"run": decay_table(RATES)}).data
+    assert list(data) == ["run", "layer", "step", "quantity", "lag", "value"]
+    m = data[(data.quantity == "m") & (data.layer == 0) & (data.step == 1500)]
+    np.testing.assert_allclose(m.value, 2 * np.exp(-0.15 * m.lag.astype(float)), rtol=1e-12)
+    rate = data[(data.quantity == "kappa_median") & (data.layer == 1)]
+    assert rate.value.tolist() == [0.1] * 16
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"factor": "phy"}, "did you mean 'phi'"), ({"layers": [5]}, "got 5"), ({"factor": "phi_without_D"}, "phi")],
+)
+def test_what_is_not_there_is_refused(options, says):
+    with pytest.raises(UserError, match=says):
+        decay({"run": decay_table(RATES)}, **options)
+    with pytest.raises(UserError, match="at least one run"):
+        decay({})

@@ -1,0 +1,86 @@
+"""The scores figure shows the values of the table, place by place."""
+
+import numpy as np
+import pytest
+from made_up_runs import score_table
+
+from circuitscope.errors import UserError
+from circuitscope.viz.scores import NAMED, scores
+
+STEPS = [0, 500, 1000]
+
+
+def drawn(axes) -> dict[str, list[float]]:
+    return {x.get_label(): list(x.get_ydata()) for x in axes.lines}
+
+
+def shown(figure) -> dict:
+    return {a.get_title().split(":")[0].split(",")[0]: a for a in figure.axes if a.get_visible()}
+
+
+def test_every_place_of_one_run_is_drawn_in_the_panel_of_its_score():
+    table = score_table(
+        {
+            ("recall", 0, 0, "pattern"): [0.1, 0.2, 0.3],
+            ("recall", 1, 0, "pattern"): [0.2, 0.4, 0.9],
+            ("binding", 0, 0, "pattern"): [0.3, 0.5, 0.7],
+            ("recall", 1, None, "pattern"): [9.0, 9.0, 9.0],  # the heads of a layer together: not a place of attention
+        },
+        STEPS,
+    )
+    found = shown(scores({"run": table}))
+    assert list(found) == ["binding", "recall"]
+    assert drawn(found["recall"]) == {"L0H0": [0.1, 0.2, 0.3], "L1H0": [0.2, 0.4, 0.9]}
+    assert drawn(found["binding"]) == {"L0H0": [0.3, 0.5, 0.7]}
+    np.testing.assert_array_equal(found["recall"].lines[0].get_xdata(), STEPS)
+    points = found["recall"].collections[1].get_paths()[0].vertices
+    at = points[points[:, 0] == 1000, 1]
+    assert (at.min(), at.max()) == pytest.approx((0.88, 0.92))
+
+
+def test_layers_of_channels_are_drawn_whole_by_factor():
+    table = score_table(
+        {
+            ("recall", 0, None, "conv"): [0.1, 0.1, 0.1],
+            ("recall", 0, None, "ssm"): [0.1, 0.3, 0.4],
+            ("recall", 0, 17, "ssm"): [0.9, 0.9, 0.9],
+        },
+        STEPS,
+    )
+    assert drawn(shown(scores({"run": table}))["recall"]) == {
+        "L0 conv": [0.1, 0.1, 0.1],
+        "L0 ssm": [0.1, 0.3, 0.4],
+    }
+
+
+def test_beyond_six_places_the_weak_ones_are_grey():
+    places = {("recall", 0, head, "pattern"): [0.0, 0.0, 0.1 * head] for head in range(9)}
+    (axes,) = shown(scores({"run": score_table(places, STEPS)})).values()
+    grey = [x for x in axes.lines if x.get_color() == "0.75"]
+    assert len(grey) == 9 - NAMED
+    assert max(x.get_ydata()[-1] for x in grey) == pytest.approx(0.2)
+    texts = [t.get_text() for t in axes.get_legend().get_texts()]
+    assert texts == ["3 others", *(f"L0H{h}" for h in range(3, 9))]
+
+
+def test_of_several_runs_the_best_place_of_each_is_drawn():
+    attention = {("recall", 0, 0, "pattern"): [0.5, 0.5, 0.1], ("recall", 1, 0, "pattern"): [0.2, 0.4, 0.9]}
+    mamba = {("recall", 0, None, "conv"): [0.1, 0.1, 0.1], ("recall", 0, None, "ssm"): [0.1, 0.3, 0.4]}
+    (axes,) = shown(scores({"a": score_table(attention, STEPS), "m": score_table(mamba, STEPS)})).values()
+    assert drawn(axes) == {"a, L1H0": [0.2, 0.4, 0.9], "m, L0 ssm": [0.1, 0.3, 0.4]}
+
+
+def test_scores_can_be_chosen_and_wrong_ones_are_refused():
+    table = score_table({("recall", 0, 0, "pattern"): [0.1, 0.2, 0.3], ("value", 0, 0, "pattern"): [1, 1, 1]}, STEPS)
+    assert list(shown(scores({"run": table}, names=["value"]))) == ["value"]
+    with pytest.raises(UserError, match="did you mean 'recall'"):
+        scores({"run": table}, names=["recal"])
+    with pytest.raises(UserError, match="at least one run"):
+        scores({})
+
+
+def test_the_data_are_the_curves():
+    table = score_table({("recall", 1, 0, "pattern"): [0.1, 0.2, 0.3]}, STEPS)
+    data = scores({"run": table}).data
+    assert list(data) == ["run", "score", "place", "step", "value", "stderr"]
+    assert data.values.tolist() == [["run", "recall", "L1H0", s, v, 0.02] for s, v in zip(STEPS, [0.1, 0.2, 0.3])]  # noqa: B905
