@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from tiny_run import Crash, CrashAt, rows, tiny
 
 from circuitscope.training.metrics import MetricsLog, read_metrics
 from circuitscope.training.run import Run
 from circuitscope.training.schedule import learning_rate
 from circuitscope.training.trainer import resume, train
+from tiny_run import Crash, CrashAt, rows, tiny
 
 FIELDS = {"step", "split", "loss", "accuracy", "lr", "tokens", "seconds"}
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tiny_run import tiny
 from torch import nn
 
 from circuitscope.models import HookedLM
 from circuitscope.training.config import TrainConfig
 from circuitscope.training.optimizer import make_optimizer, moments_of, restore_moments
+from tiny_run import tiny
 
 
 def one_update(model, optimizer, seed):

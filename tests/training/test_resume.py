@@ -6,11 +6,11 @@ import shlex
 import signal
 
 import pytest
-from tiny_run import Crash, CrashAt, SignalAt, Told, listing, rows, same_bits, same_run, saved, tiny
 
 from circuitscope.errors import UserError
 from circuitscope.training.run import Run
 from circuitscope.training.trainer import Interrupted, resume, train
+from tiny_run import Crash, CrashAt, SignalAt, Told, listing, rows, same_bits, same_run, saved, tiny
 
 
 @pytest.fixture(scope="module")

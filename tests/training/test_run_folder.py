@@ -6,11 +6,11 @@ import threading
 import time
 
 import pytest
-from tiny_run import listing, tiny
 
 from circuitscope.errors import UserError
 from circuitscope.training.run import Run, create_run, newest_run, runs_in
 from circuitscope.training.trainer import train
+from tiny_run import listing, tiny
 
 
 def command(monkeypatch, capsys, *argv):

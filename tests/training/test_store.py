@@ -11,12 +11,12 @@ import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_run import same_bits, tiny
 
 import circuitscope
 from circuitscope.training import store
 from circuitscope.training.checkpoints import Checkpoints
 from circuitscope.training.store import DamagedFile, read_tensors, remove_leftovers, write_tensors, write_text
+from tiny_run import same_bits, tiny
 
 DTYPES = (
     torch.float32,

@@ -6,7 +6,6 @@ import shutil
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_run import Told, rows, same_bits, same_run, saved, tiny
 
 from circuitscope.config import RunConfig
 from circuitscope.errors import RunFailed
@@ -15,6 +14,7 @@ from circuitscope.training.metrics import read_metrics
 from circuitscope.training.run import Run
 from circuitscope.training.schedule import learning_rate
 from circuitscope.training.trainer import Diverged, resume, train
+from tiny_run import Told, rows, same_bits, same_run, saved, tiny
 
 
 @pytest.fixture(scope="module")
