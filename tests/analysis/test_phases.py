@@ -1,4 +1,4 @@
-"""Transitions of single curves, the verdict on a loss bump, and the order of events. Error rates: test_phase_error_rates."""
+"""Transitions of single curves, the verdict on a loss bump, the order of events. Rates: test_phase_error_rates."""
 
 import numpy as np
 import pytest

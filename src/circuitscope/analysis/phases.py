@@ -38,7 +38,7 @@ LOGIT_SPAN = 2 * np.log(9.0)  # from 10% to 90% of a logistic function
 # 97% quantile of the evidence on the worst kind of curve without a transition, by number of points.
 # Printed by: python -m circuitscope.analysis.phase_simulation --calibrate
 CRITICAL_POINTS = (8, 12, 16, 20, 30, 40, 60, 100)
-CRITICAL_VALUES = (12.09, 14.43, 12.25, 13.36, 14.80, 13.73, 14.80, 16.22)
+CRITICAL_VALUES = (10.49, 12.59, 11.41, 11.85, 12.75, 12.02, 11.01, 13.58)
 
 
 def axis(steps: Float[Array, " step"]) -> tuple[Float[Array, " step"], float]:
@@ -94,6 +94,9 @@ class Grid:
         self.sigmoid = sigmoid(self.u, self.midpoint, self.width)
         self.noise = [(rho, trend) for trend in TRENDS for rho in RHOS]
         self.whitening = [self._whitening(rho, trend) for rho, trend in self.noise]
+        self.whitened = [
+            ({coarse: base @ w.T for coarse, base in self.base.items()}, self.sigmoid @ w.T) for w, _ in self.whitening
+        ]
 
     def allowed(
         self,
@@ -161,7 +164,7 @@ class Grid:
             common = -0.5 * log_det - np.log(np.abs(np.diag(r))).sum()
             scores, rests, directions, freedom = {}, {}, {}, {}
             for coarse in (False, True):
-                g = self.base[coarse] @ w.T
+                g = self.whitened[k][0][coarse]
                 size = np.linalg.norm(g, axis=1)
                 g = g - (g @ q0) @ q0.T
                 norm = np.linalg.norm(g, axis=1)
@@ -175,21 +178,23 @@ class Grid:
                 rests[coarse], directions[coarse], freedom[coarse] = rest, q, n - p
             null = np.maximum(null, scores[False].max(0))
             q, rest, df = directions[True], rests[True], freedom[True]
-            s = self.sigmoid @ w.T
+            s = self.whitened[k][1]
             s = s - (s @ q0) @ q0.T
             along = q @ s.T
             length = (s**2).sum(1)[None] - along**2
             usable = free[None] & (length > 1e-3 * (s**2).sum(1)[None] + 1e-12)
             inverse = np.where(usable, 1 / np.where(usable, length, 1.0), 0.0)
             cost = np.where(usable, 1 + SIZE_PRIOR**2 * length, np.inf) ** (1 / df)[:, None]
-            sz, qz = s @ z, q @ z
+            sz, qz = (s @ z).astype(np.float32), (q @ z).astype(np.float32)
+            along, inverse, cost, less = (a.astype(np.float32) for a in (along, inverse, cost, 1 / rest))
             for start in range(0, curves, 32):
                 part = slice(start, start + 32)
                 left = sz[None, :, part] - along[:, :, None] * qz[:, None, part]
                 left = np.square(left, out=left)
-                left *= -inverse[:, :, None] / rest[:, None, part]
+                left *= -inverse[:, :, None]
+                left *= less[:, None, part]
                 left += 1
-                np.maximum(left, (floor / rest[:, None, part]), out=left)
+                np.maximum(left, np.float32(floor) * less[:, None, part], out=left)
                 left *= cost[:, :, None]
                 c = left.argmin(1)
                 low = np.take_along_axis(left, c[:, None], 1)[:, 0]
@@ -287,22 +292,9 @@ def transitions(
     grid, limit = _grid(t.tobytes()), critical(n)
     if np.ptp(y) == 0:
         return Transitions((), -np.inf, limit, "constant")
-    shapes: list[tuple[float, float]] = []
-    evidences: list[float] = []
-    strongest, noise = -np.inf, 0
-    while len(shapes) < MOST and n >= FEWEST + 4 * len(shapes):
-        fixed = np.concatenate([_tangent(grid, m, w) for m, w in shapes], axis=1) if shapes else None
-        scan = grid.scan(y[:, None], fixed, shapes)
-        evidence, c = float(scan.evidence[0]), int(scan.shape[0])
-        strongest = max(strongest, evidence)
-        if evidence <= limit:
-            break
-        tried = [*shapes, (float(grid.midpoint[c]), float(grid.width[c]))]
-        fit = _Fit(grid, y, int(scan.noise[0]), tried)
-        if np.abs(fit.sizes).min() < SMALLEST * np.ptp(y):
-            break
-        shapes, noise = fit.shapes, int(scan.noise[0])
-        evidences.append(evidence)
+    scan = grid.scan(y[:, None])
+    strongest = float(scan.evidence[0])
+    shapes, evidences, noise = search(grid, y, strongest, int(scan.noise[0]), int(scan.shape[0]))
     if not shapes:
         return Transitions((), strongest, limit, "no transition")
     fit = _Fit(grid, y, noise, shapes)
@@ -318,6 +310,35 @@ def transitions(
         found.append(Transition(onset, mid, end, float(size), low, high, first, last, evidence, fit.sigma))
     found.sort(key=lambda item: item.midpoint)
     return Transitions(tuple(found), strongest, limit, f"{len(found)} transition{'s' * (len(found) > 1)}")
+
+
+def search(
+    grid: Grid, values: Float[Array, " step"], evidence: float, noise: int, shape: int
+) -> tuple[list[tuple[float, float]], list[float], int]:
+    """Transitions (midpoint, width) of one curve, the evidence of each, and the noise; `scan` gave the first candidate.
+
+    One after another, each tested beside those before it. Two steps hide each other: alone, either looks like noise
+    that wanders. So a first candidate with more than half of the critical evidence is kept for one more test, and two
+    are accepted together where the second has the critical evidence and both together twice that.
+    """
+    limit, spread = critical(grid.n), float(np.ptp(values))
+    accepted: tuple[list[tuple[float, float]], list[float], int] = ([], [], noise)
+    shapes: list[tuple[float, float]] = []
+    evidences: list[float] = []
+    while True:
+        fit = _Fit(grid, values, noise, [*shapes, (float(grid.midpoint[shape]), float(grid.width[shape]))])
+        evidences = [*evidences, evidence]
+        enough = evidence > limit and sum(evidences) > limit * len(evidences)
+        hopeful = len(evidences) == 1 and evidence > limit / 2
+        if not (enough or hopeful) or np.abs(fit.sizes).min() < SMALLEST * spread:
+            return accepted
+        shapes = fit.shapes
+        if enough:
+            accepted = (shapes, evidences, noise)
+        if len(shapes) == MOST or grid.n < FEWEST + 4 * len(shapes):
+            return accepted
+        scan = grid.scan(values[:, None], np.concatenate([_tangent(grid, m, w) for m, w in shapes], axis=1), shapes)
+        evidence, noise, shape = float(scan.evidence[0]), int(scan.noise[0]), int(scan.shape[0])
 
 
 def _curve(
