@@ -145,7 +145,7 @@ ROWS = (
 
 
 def found(
-    curves: int = 25, rows: Iterable[Row] = ROWS, sizes: Iterable[float] = SIZES
+    curves: int = 20, rows: Iterable[Row] = ROWS, sizes: Iterable[float] = SIZES
 ) -> dict[Row, dict[float, float]]:
     """Share of transitions found with a midpoint within 5% of the log-step range, by size in sigma."""
     sizes = tuple(sizes)
@@ -215,16 +215,16 @@ def _span(points: tuple[int, ...]) -> str:
     return f"{points[0]} to {points[-1]}"
 
 
-def tables() -> str:
+def tables(alarms: dict[tuple[str, str], float], shares: dict[Row, dict[float, float]], result: Whole) -> str:
+    """The tables of docs/phases.md."""
     lines = ["| curve without a transition | noise | false alarms |", "|---|---|---|"]
-    lines += [f"| {mean} | {noise} | {rate:.1%} |" for (mean, noise), rate in false_alarms().items()]
+    lines += [f"| {mean} | {noise} | {rate:.1%} |" for (mean, noise), rate in alarms.items()]
     lines += ["", "| points | 10% to 90% takes | baseline | rho | " + " | ".join(f"{s} σ" for s in SIZES) + " |"]
     lines.append("|---|---|---|---|" + "---|" * len(SIZES))
-    for row, rates in found().items():
+    for row, rates in shares.items():
         width = "8% to 20%" if row.wide else "2% to 8%"
         cells = " | ".join(f"{rates[size]:.0%}" for size in SIZES)
         lines.append(f"| {_span(row.points)} | {width} | {row.base} | {row.rho} | {cells} |")
-    result = whole()
     lines += [
         "",
         "| 30 points, narrow transitions of 20 σ | share |",
@@ -244,7 +244,7 @@ def main() -> None:
             value, (mean, noise) = calibrate(points)
             print(f"{points:4d} points: {value:5.2f}   worst: {mean}, {noise}", flush=True)
     else:
-        print(tables())
+        print(tables(false_alarms(), found(), whole()))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ LOGIT_SPAN = 2 * np.log(9.0)  # from 10% to 90% of a logistic function
 # 97% quantile of the evidence on the worst kind of curve without a transition, by number of points.
 # Printed by: python -m circuitscope.analysis.phase_simulation --calibrate
 CRITICAL_POINTS = (8, 12, 16, 20, 30, 40, 60, 100)
-CRITICAL_VALUES = (10.49, 12.59, 11.41, 11.85, 12.75, 12.02, 11.01, 13.58)
+CRITICAL_VALUES = (12.09, 14.43, 12.25, 13.36, 14.80, 13.73, 14.80, 16.22)
 
 
 def axis(steps: Float[Array, " step"]) -> tuple[Float[Array, " step"], float]:
@@ -184,9 +184,10 @@ class Grid:
             length = (s**2).sum(1)[None] - along**2
             usable = free[None] & (length > 1e-3 * (s**2).sum(1)[None] + 1e-12)
             inverse = np.where(usable, 1 / np.where(usable, length, 1.0), 0.0)
-            cost = np.where(usable, 1 + SIZE_PRIOR**2 * length, np.inf) ** (1 / df)[:, None]
+            price = np.log(np.where(usable, 1 + SIZE_PRIOR**2 * length, np.inf).astype(np.float32))
+            cost = np.exp(price / df[:, None].astype(np.float32))
             sz, qz = (s @ z).astype(np.float32), (q @ z).astype(np.float32)
-            along, inverse, cost, less = (a.astype(np.float32) for a in (along, inverse, cost, 1 / rest))
+            along, inverse, less = (a.astype(np.float32) for a in (along, inverse, 1 / rest))
             for start in range(0, curves, 32):
                 part = slice(start, start + 32)
                 left = sz[None, :, part] - along[:, :, None] * qz[:, None, part]
