@@ -7,6 +7,8 @@ from planted import planted_conv_mamba, planted_induction, planted_task
 from circuitscope.analysis.causes import COLUMNS, cause_rows
 from circuitscope.analysis.summary import cause_lines
 
+pytestmark = pytest.mark.slow
+
 BATCH = planted_task().batch(0, split="test", size=64)
 
 

@@ -9,6 +9,8 @@ from circuitscope.analysis.circuit import find_circuit
 from circuitscope.analysis.decay_rows import decay_rows
 from circuitscope.analysis.score_rows import Data, check_scores, score_rows
 
+pytestmark = pytest.mark.slow
+
 TASK = cs.task("mqar", length=16, pairs=2, vocab_size=64)
 DATA = Data(TASK, longest=16, sequences=4)
 

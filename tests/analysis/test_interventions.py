@@ -14,6 +14,8 @@ from circuitscope.analysis import Edges, binding_score, named_edges, recall_scor
 from circuitscope.analysis.interventions import Effect, _derangement, ablate, accuracy, cut, knock_out
 from circuitscope.tasks import NO_LABEL, Batch
 
+pytestmark = pytest.mark.slow
+
 BATCH = planted_task().batch(0, split="test", size=64)
 SMALL = planted_task(vocab_size=32, length=20, pairs=3).batch(0, split="test", size=12)
 HOWS = ("zero", "mean", "resample")

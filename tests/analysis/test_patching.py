@@ -13,6 +13,8 @@ from circuitscope.analysis import sites
 from circuitscope.analysis.patching import attribution_patching, exchange_values, interchange
 from circuitscope.tasks import Role
 
+pytestmark = pytest.mark.slow
+
 BATCH = planted_task().batch(0, split="test", size=32)
 SMALL = planted_task(vocab_size=32, length=20, pairs=3).batch(0, split="test", size=6)
 FEW = planted_task().batch(0, split="test", size=8)

@@ -18,6 +18,8 @@ from circuitscope.training.trainer import train
 from circuitscope.viz.probes import probes, short_name
 from tiny_run import tiny
 
+pytestmark = pytest.mark.slow
+
 
 class Listens(Silent):
     def __init__(self):

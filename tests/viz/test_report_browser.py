@@ -21,6 +21,8 @@ from circuitscope.viz.report import report
 from circuitscope.viz.report.document import page as assembled
 from tiny_run import tiny
 
+pytestmark = pytest.mark.slow
+
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 NASTY = "<script>alert(1)<script><img src=x onerror=alert(2)>\"'&"
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
