@@ -89,7 +89,8 @@ def compositions(model: HookedLM) -> Iterator[Composition]:
 
 
 def _ratio(written: FactoredMatrix, reader: FactoredMatrix) -> float:
-    both = (written @ reader).norm() / (written.norm() * reader.norm())
+    one, other = torch.as_tensor(written.AB), torch.as_tensor(reader.AB)  # .norm() would take a decomposition
+    both = (one @ other).norm() / (one.norm() * other.norm())
     return float(torch.nan_to_num(both))
 
 
