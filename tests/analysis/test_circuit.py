@@ -11,6 +11,8 @@ from circuitscope.analysis.weights import compositions
 from circuitscope.errors import UserError
 from circuitscope.tasks import NO_LABEL, Batch
 
+pytestmark = pytest.mark.slow
+
 BATCH = planted_task().batch(0, split="test", size=64)
 
 

@@ -10,6 +10,8 @@ import circuitscope as cs
 from circuitscope.analysis.gradient_reach import gradient_reach, layer_index
 from circuitscope.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 LENGTH, BATCH, SIZE = 5, 3, 4
 TOKENS = torch.randint(0, 20, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
 MIXERS = ["attention", "based", "deltanet", "gated_deltanet", "h3", "hyena", "lstm", "mamba", "mamba2", "rwkv", "s4"]

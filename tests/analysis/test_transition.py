@@ -23,6 +23,8 @@ from circuitscope.kernels.selective_scan import selective_scan_states
 from circuitscope.kernels.ssd import ssd_states
 from circuitscope.kernels.wkv import wkv_states
 
+pytestmark = pytest.mark.slow
+
 LENGTH, BATCH = 10, 3
 TOKENS = torch.randint(0, 20, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
 WHOLE = {"sequences": BATCH, "starts": LENGTH}

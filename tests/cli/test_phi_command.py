@@ -9,6 +9,8 @@ from circuitscope.cli import main as program
 from circuitscope.training.trainer import train
 from tiny_run import tiny
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):

@@ -17,6 +17,8 @@ from circuitscope.viz.report import report
 from circuitscope.viz.report.document import embedded
 from tiny_run import tiny
 
+pytestmark = pytest.mark.slow
+
 
 class Listens(Silent):
     """Remembers what a person would have been told."""
