@@ -1,12 +1,9 @@
 """Analysis of 100 checkpoints of the default run against the training that made them, both as one sees them."""
 
-import os
-import subprocess
-import time
 from pathlib import Path
 
 from benchmarks.rows import Section, limit
-from benchmarks.startup import program
+from benchmarks.startup import program, seconds
 from benchmarks.workload import temporary_folder
 from circuitscope.training.run import newest_run
 
@@ -17,9 +14,9 @@ def measure(quick: bool) -> Section:
     options = ["--steps", "4", "--save-every", "2"] if quick else ["--save-every", "15"]
     with temporary_folder() as folder:
         runs = Path(folder) / "runs"
-        training = _seconds([program(), "train", *options], folder, runs)
-        analysis = _seconds([program(), "analyze", "--induction"], folder, runs)
-        again = _seconds([program(), "analyze", "--induction"], folder, runs)
+        training = seconds([program(), "train", *options], folder, runs)
+        analysis = seconds([program(), "analyze", "--induction"], folder, runs)
+        again = seconds([program(), "analyze", "--induction"], folder, runs)
         count = len(newest_run(runs).steps)
     return Section(
         [
@@ -40,16 +37,3 @@ def measure(quick: bool) -> Section:
             ),
         ]
     )
-
-
-def _seconds(command: list[str], folder: str | Path, runs: Path) -> float:
-    began = time.perf_counter()
-    subprocess.run(
-        command,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=folder,
-        env=os.environ | {"CIRCUITSCOPE_RUNS": str(runs)},
-    )
-    return time.perf_counter() - began

@@ -1,12 +1,9 @@
 """Two probes, every layer, on 20 checkpoints of the default run: as one types it, and once more from the tables."""
 
-import os
-import subprocess
-import time
 from pathlib import Path
 
 from benchmarks.rows import Section, limit
-from benchmarks.startup import program
+from benchmarks.startup import program, seconds
 from benchmarks.workload import temporary_folder
 from circuitscope.training.run import newest_run
 
@@ -19,8 +16,8 @@ def measure(quick: bool) -> Section:
     command = [program(), "probe", "--probe", "bound-key", "--probe", "bound-value", *few]
     with temporary_folder() as folder:
         runs = Path(folder) / "runs"
-        _seconds([program(), "train", *options], folder, runs)
-        first, again = (_seconds(command, folder, runs) for _ in range(2))
+        seconds([program(), "train", *options], folder, runs)
+        first, again = (seconds(command, folder, runs) for _ in range(2))
         count = len(newest_run(runs).steps)
     return Section(
         [
@@ -40,16 +37,3 @@ def measure(quick: bool) -> Section:
             ),
         ]
     )
-
-
-def _seconds(command: list[str], folder: str | Path, runs: Path) -> float:
-    began = time.perf_counter()
-    subprocess.run(
-        command,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=folder,
-        env=os.environ | {"CIRCUITSCOPE_RUNS": str(runs)},
-    )
-    return time.perf_counter() - began

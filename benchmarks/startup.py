@@ -1,9 +1,11 @@
 """(e) How long help takes, against a Typer program that does nothing."""
 
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +32,20 @@ def program() -> str:
     if not path.exists():
         raise RuntimeError("there is no circuitscope program next to this Python; install the project first")
     return str(path)
+
+
+def seconds(command: list[str], folder: str | Path, runs: Path) -> float:
+    """How long a command takes, with its runs in a folder of their own."""
+    began = time.perf_counter()
+    subprocess.run(
+        command,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+        env=os.environ | {"CIRCUITSCOPE_RUNS": str(runs)},
+    )
+    return time.perf_counter() - began
 
 
 def measure(quick: bool) -> Section:
