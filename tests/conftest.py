@@ -1,5 +1,9 @@
 """Shared by all tests: one thread, the same hypothesis examples everywhere, no GPU tests without one, trained runs."""
 
+import os
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # some virtual machines announce AMX and trap on it
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
