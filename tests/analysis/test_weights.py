@@ -5,7 +5,7 @@ import torch
 from planted import planted_induction
 
 import circuitscope as cs
-from circuitscope.analysis.weights import compositions, copying_score
+from circuitscope.analysis.weights import compositions, copying_score, copying_scores
 from circuitscope.errors import UserError
 
 TOKENS = torch.stack([torch.randperm(64, generator=torch.Generator().manual_seed(i))[:10] for i in range(8)])
@@ -26,6 +26,20 @@ def test_a_head_that_lowers_the_token_it_reads_scores_minus_one():
 def test_a_random_head_copies_about_as_much_as_chance():
     model = cs.model("attention", n_layers=1, vocab_size=64, max_length=16).eval()
     assert copying_score(model, 0, TOKENS).mean().item() == pytest.approx(2 / 10 - 1, abs=0.1)
+
+
+def test_all_layers_in_one_pass_score_as_the_definition_says():
+    model = cs.model("attention", n_layers=3, n_heads=2, d_model=16, vocab_size=64, max_length=16).eval()
+    scores = copying_scores(model, TOKENS)
+    assert list(scores) == [0, 1, 2]
+    _, cache = model.run_with_cache(TOKENS)
+    for layer, score in scores.items():
+        written = cache[f"blocks.{layer}.mixer.hook_v"][2, :, 1] @ model.layers[layer].mixer.W_O[1]
+        written = (written - written.mean(dim=1, keepdim=True)) * model.ln_final.weight
+        logits = written @ model.W_U[:, TOKENS[2]]  # [position read, token of the sequence]
+        raised = (logits - logits.mean(dim=1, keepdim=True)).relu()
+        assert score[2, 1] == pytest.approx((2 * raised.diag() / raised.sum(dim=1) - 1).mean().item(), abs=1e-5)
+        assert torch.equal(score, copying_score(model, layer, TOKENS))
 
 
 def test_random_heads_do_not_compose():

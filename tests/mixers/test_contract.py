@@ -107,6 +107,7 @@ both_precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64
 
 def test_every_mixer_is_here_and_has_a_state_where_it_is_finite():
     assert {c.config.name for c in CASES.values()} == set(mixers.names()) - {"lstm"}  # the LSTM has no Φ
+    assert {n for n in mixers.names() if mixers.has_phi(mixers.mixer_config(n))} == set(mixers.names()) - {"lstm"}
     recurrent = {"mamba", "s6", "s4_mamba", "mamba2", "deltanet", "gated_deltanet", "rwkv", "s4", "h3"}
     assert {CASES[name].config.name for name in having("hook_state")} == recurrent
 

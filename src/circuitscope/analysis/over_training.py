@@ -1,24 +1,25 @@
-"""Analysis of every checkpoint of a run: weights swapped into one model, rows into one table."""
+"""Analysis of every checkpoint of a run: weights swapped into a model, rows into one table."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
 import pandas as pd
-import torch
 
 from circuitscope.analysis.causes import COLUMNS as CAUSE_COLUMNS
 from circuitscope.analysis.causes import cause_rows
+from circuitscope.analysis.checkpoint_rows import LeftOut, load_weights, readable_at_once, rows_in_order
 from circuitscope.analysis.circuit import CIRCUIT_COLUMNS, Circuit, circuit_of, circuit_rows
 from circuitscope.analysis.decay_rows import decay_rows
 from circuitscope.analysis.score_rows import COLUMNS, Data, Row, check_scores, score_rows
 from circuitscope.analysis.steps import Steps, choose_steps
 from circuitscope.analysis.table import Table
 from circuitscope.errors import UserError
+from circuitscope.mixers import has_phi
 from circuitscope.models import HookedLM
 from circuitscope.training.device import keep_freed_memory
 from circuitscope.training.run import Run
-from circuitscope.training.store import DamagedFile
 
 SEQUENCES = 256
 DECAY_COLUMNS = {
@@ -80,7 +81,14 @@ def analyze(
     data = data_of(run, sequences)
     every = check_scores(None, run.config.task)
     frame = over_checkpoints(
-        run, "scores", COLUMNS, lambda model: score_rows(model, data, every), steps, sequences, watcher
+        run,
+        "scores",
+        COLUMNS,
+        lambda model: score_rows(model, data, every),
+        steps,
+        sequences,
+        watcher,
+        at_once=readable_at_once(run.config.model),
     )
     return frame if scores is None else frame[frame.score.isin(_row_names(names))].reset_index(drop=True)
 
@@ -153,8 +161,13 @@ def over_checkpoints(
     steps: Steps = None,
     sequences: int = SEQUENCES,
     watcher: Watcher | None = None,
+    at_once: int = 1,
 ) -> pd.DataFrame:
-    """Rows of every chosen checkpoint, those already on disk reused; interrupted, what is done is kept."""
+    """Rows of every chosen checkpoint, those already on disk reused; interrupted, what is done is kept.
+
+    Args:
+        at_once: checkpoints read at the same time; with more than 1 `rows_of` is called from several threads.
+    """
     watcher = watcher or Silent()
     keep_freed_memory()
     chosen = choose_steps(steps, saved_steps(run))
@@ -167,20 +180,23 @@ def over_checkpoints(
         if done := len(chosen) - len(missing):
             watcher.say(f"{kind}: {done} of {len(chosen)} checkpoints were analyzed before")
         watcher.start(kind, len(missing))
-        for step, model in checkpoints(run, missing, watcher):
-            table.add([{"run": run.name, "step": step, **row} for row in rows_of(model)])
-            watcher.advance(step)
+        with closing(rows_in_order(run, missing, rows_of, at_once)) as found:
+            for step, rows in found:
+                if isinstance(rows, LeftOut):
+                    watcher.say(f"warning: {rows}")
+                    continue
+                table.add([{"run": run.name, "step": step, **row} for row in rows])
+                watcher.advance(step)
         frame = table.frame()
-    found = frame[frame.step.isin(chosen)].reset_index(drop=True)
-    if not len(found):
+    asked = frame[frame.step.isin(chosen)].reset_index(drop=True)
+    if not len(asked):
         raise UserError(f"no checkpoint of {run.path} could be read")
-    return found
+    return asked
 
 
 def shows_phi(run: Run) -> bool:
     """Whether some layer of a run's model has a mixing matrix."""
-    with torch.device("meta"):
-        return any(not block.mixer.no_phi for block in HookedLM(run.config.model).layers)
+    return any(has_phi(mixer) for mixer in run.config.model.mixers)
 
 
 def saved_steps(run: Run) -> list[int]:
@@ -192,13 +208,11 @@ def saved_steps(run: Run) -> list[int]:
 
 def checkpoints(run: Run, steps: Sequence[int], watcher: Watcher) -> Iterator[tuple[int, HookedLM]]:
     """One model with the weights of each step in turn; a damaged checkpoint is left out with a warning."""
-    model: HookedLM | None = None
+    model = HookedLM(run.config.model).eval()
     for step in steps:
         try:
-            weights = run.checkpoints.load(step)
-            model = model or HookedLM(run.config.model).eval()
-            model.load_state_dict(weights)
-        except (DamagedFile, OSError, RuntimeError) as error:
-            watcher.say(f"warning: checkpoint {step} left out: {' '.join(str(error).split())}")
+            load_weights(model, run, step)
+        except LeftOut as error:
+            watcher.say(f"warning: {error}")
             continue
         yield step, model

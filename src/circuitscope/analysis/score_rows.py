@@ -4,14 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 
+from circuitscope.analysis.answers import Answers, answers
 from circuitscope.analysis.edges import EDGES, ON_PAIRS, ON_REPEATS, Edges, named_edges
 from circuitscope.analysis.matrices import Reading
 from circuitscope.analysis.scores import Weighting, summarize, weights_on
-from circuitscope.analysis.weights import compositions, copying_score, is_attention
+from circuitscope.analysis.weights import compositions, copying_scores
 from circuitscope.errors import UserError, unknown
 from circuitscope.hooks import HookedRootModule
 from circuitscope.models import HookedLM
@@ -94,12 +93,12 @@ def score_rows(model: HookedRootModule, data: Data, names: Sequence[str]) -> Ite
     Row with no head: the whole layer, |Φ| summed over its heads. Row with no layer: the whole model.
     """
     edge_names = [n for n in names if n in EDGES]
-    where, _ = data.own.labelled()
+    where, target = data.own.labelled()
     wants_model = "model" in names
     own = Reading(model, data.own.tokens, at=where if wants_model else None)
     yield from _matrix_rows(own, data.edges(edge_names, "own"))
-    if own.logits is not None:
-        yield from model_rows(own.logits, data.own)
+    if wants_model:
+        yield from model_rows(answers(own.logit_slices(), target), data.own)
     if data.repeats is not None and (sets := data.edges(edge_names, "repeats")):
         yield from _matrix_rows(Reading(model, data.repeats.tokens), sets)
     if isinstance(model, HookedLM):
@@ -139,11 +138,9 @@ def _copying_rows(model: HookedLM, data: Data) -> Iterator[Row]:
     blocks = {"copying": data.repeats.tokens[:, 1 : 1 + data.repeats.layout.period]}
     if data.own.layout.value_pos is not None and data.own.layout.value_pos.shape[1] > 1:
         blocks["copying_values"] = data.own.tokens.gather(1, data.own.layout.value_pos)
-    for layer in range(model.config.n_layers):
-        if not is_attention(model, layer):
-            continue
-        for name, tokens in blocks.items():
-            value, stderr, n = summarize(copying_score(model, layer, tokens))
+    for name, tokens in blocks.items():
+        for layer, per_sequence in copying_scores(model, tokens).items():
+            value, stderr, n = summarize(per_sequence)
             for head, (v, e) in enumerate(zip(value.tolist(), stderr.tolist(), strict=True)):
                 yield _row(layer, head, "ov", name, "share", v, e, n)
 
@@ -154,8 +151,8 @@ def _composition_rows(model: HookedLM) -> Iterator[Row]:
         yield _row(*c.later, reads, f"{c.through}_composition", "norm", c.value, c.spread, 1)
 
 
-def model_rows(logits: Float[Tensor, "label vocab"], batch: Batch) -> Iterator[Row]:
-    """What the model as a whole does, from its logits at the labelled positions.
+def model_rows(given: Answers, batch: Batch) -> Iterator[Row]:
+    """What the model as a whole does, from its answers at the labelled positions.
 
     accuracy, loss; in_context, the loss at the later half of a sequence's labels minus at the earlier;
     loss_at_position by position (`factor`); accuracy_at_distance by how far a query is from its key.
@@ -163,8 +160,7 @@ def model_rows(logits: Float[Tensor, "label vocab"], batch: Batch) -> Iterator[R
     where, target = batch.labelled()
     length, n = batch.tokens.shape[1], len(batch)
     sequence, pos = where // length, where % length
-    loss = F.cross_entropy(logits, target, reduction="none")
-    right = (logits.argmax(-1) == target).float()
+    loss, right = given.loss, (given.token == target).float()
     for name, what in (("accuracy", right), ("loss", loss)):
         value, stderr, _ = summarize(_per_sequence(what, torch.ones_like(what), sequence, n)[:, None])
         yield _row(None, None, "model", name, "mean", value.item(), stderr.item(), n)

@@ -55,7 +55,7 @@ def weights_on(
     for weighting in weightings:
         if weighting not in WEIGHTINGS:
             raise unknown("weighting", weighting, WEIGHTINGS)
-        if weighting == "raw" and (matrix < 0).any():
+        if weighting == "raw" and matrix.numel() and matrix.amin() < 0:
             raise UserError(
                 "weighting raw is for attention: this matrix has negative entries,"
                 " and a share of a signed sum means nothing; use abs or signed"

@@ -1,14 +1,15 @@
 """Scores of attention heads read from their weights: copying (OV) and composition (QK with OV)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from circuitscope.analysis.scores import PerSequence
+from circuitscope.analysis.sites import keeping
 from circuitscope.errors import UserError
 from circuitscope.hooks import FactoredMatrix
 from circuitscope.models import HookedLM
@@ -21,7 +22,6 @@ def is_attention(model: HookedLM, layer: int) -> bool:
     return hasattr(model.layers[layer].mixer, "W_O")
 
 
-@torch.no_grad()
 def copying_score(model: HookedLM, layer: int, tokens: Int[Tensor, "batch pos"]) -> PerSequence:
     """How far a head raises the logit of the token it attends to, in −1..1.
 
@@ -32,17 +32,36 @@ def copying_score(model: HookedLM, layer: int, tokens: Int[Tensor, "batch pos"])
     """
     if not is_attention(model, layer):
         raise UserError(f"copying is of attention heads; layer {layer} is {model.config.mixers[layer].name}")
+    return copying_scores(model, tokens, [layer])[layer]
+
+
+@torch.no_grad()
+def copying_scores(
+    model: HookedLM, tokens: Int[Tensor, "batch pos"], layers: Sequence[int] | None = None
+) -> dict[int, PerSequence]:
+    """`copying_score` by layer, of all that are attention unless told, in one pass of the model."""
     ordered = tokens.sort(dim=1).values
     if (ordered[:, 1:] == ordered[:, :-1]).any():
         raise UserError("copying needs sequences of distinct tokens")
-    mixer = model.layers[layer].mixer
-    seen: list[Tensor] = []
-    with model.hooks(fwd_hooks=[(f"blocks.{layer}.mixer.hook_v", lambda v, hook: seen.append(v))]):
-        mixer(model.mixer_input(tokens, layer))
-    v = seen[0]
-    y = torch.einsum("bjhd,hdm->bhjm", v, mixer.W_O)
+    chosen = [i for i in range(model.config.n_layers) if is_attention(model, i)] if layers is None else layers
+    names = {i: f"blocks.{i}.mixer.hook_v" for i in chosen}
+    values: dict[str, Tensor] = {}
+    with model.hooks(fwd_hooks=[*keeping(list(names.values()), values)]):
+        model.hidden(tokens, at=tokens.new_empty(0))  # what follows the last mixer is not needed anywhere
+    unembedded = model.W_U.T[tokens]
+    return {i: _copying(model, i, values[name], unembedded) for i, name in names.items()}
+
+
+def _copying(
+    model: HookedLM,
+    layer: int,
+    v: Float[Tensor, "batch pos head d_head"],
+    unembedded: Float[Tensor, "batch pos d_model"],
+) -> PerSequence:
+    """The copying score of a layer from its values and the unembeddings of the tokens."""
+    y = torch.einsum("bjhd,hdm->bhjm", v, model.layers[layer].mixer.W_O)
     y = (y - y.mean(dim=-1, keepdim=True)) * model.ln_final.weight
-    logits = torch.einsum("bhjm,mbt->bhjt", y, model.W_U[:, tokens])
+    logits = torch.einsum("bhjm,btm->bhjt", y, unembedded)
     raised = (logits - logits.mean(dim=-1, keepdim=True)).relu()
     total = raised.sum(dim=-1)
     some = total > 1e-5 * y.norm(dim=-1)  # below is rounding

@@ -58,7 +58,11 @@ def analyze(
     Tables land as parquet in RUN/analysis and are reused: what was computed once is not computed
     again, and Ctrl-C keeps what is done.
     """
-    from circuitscope.training.run import Run, newest_run
+    from circuitscope.cli.importing import importing
+
+    with importing():
+        from circuitscope.analysis import over_training, summary  # noqa: F401  what `_analyze` needs
+        from circuitscope.training.run import Run, newest_run
 
     chosen = [Run(path) for path in runs] if runs else [newest_run()]
     if not (decay or phases or circuit or causal or everything):

@@ -18,7 +18,7 @@ def causal_scores(
     if bias is not None:
         scores = scores + bias
     future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return scores.masked_fill(future, float("-inf"))
+    return scores.masked_fill_(future, float("-inf"))
 
 
 def fused_attention(

@@ -22,7 +22,7 @@ from circuitscope.mixers.s4 import S4, S4Config
 from circuitscope.mixers.s4_mamba import S4Mamba, S4MambaConfig
 from circuitscope.mixers.s6 import S6, S6Config
 
-__all__ = ["Attention", "AttentionConfig", "Mixer", "MixerConfig", "build_mixer", "mixer_config", "names"]
+__all__ = ["Attention", "AttentionConfig", "Mixer", "MixerConfig", "build_mixer", "has_phi", "mixer_config", "names"]
 
 _MIXERS: dict[str, tuple[type[MixerConfig], type[nn.Module]]] = {
     "attention": (AttentionConfig, Attention),
@@ -80,6 +80,12 @@ def set_option(specs: list[dict[str, Any]], key: str, value: Any) -> None:
     for spec in specs:
         if key in config_class(spec["name"]).model_fields:
             spec[key] = value
+
+
+def has_phi(config: MixerConfig) -> bool:
+    """Whether a mixer has a mixing matrix, known without building it."""
+    kind: Any = _MIXERS[config.name][1]
+    return not kind.no_phi
 
 
 def build_mixer(config: MixerConfig, d_model: int, positions: str) -> nn.Module:

@@ -120,9 +120,11 @@ class Attention(nn.Module):
 
     def _pattern(self, q: Heads, k: Heads, x: Stream) -> Float[Tensor, "batch head dest src"]:
         scores = self.hook_attn_scores(causal_scores(q, k, self._bias(x)))
-        # a copy, so that hooks may write into it: softmax's gradient needs its own result
-        pattern: Tensor = self.hook_pattern(scores.softmax(dim=-1).clone())
-        return pattern
+        pattern = scores.softmax(dim=-1)
+        if pattern.requires_grad:  # a copy, so that hooks may write into it: softmax's gradient needs its own result
+            pattern = pattern.clone()
+        hooked: Tensor = self.hook_pattern(pattern)
+        return hooked
 
     def _into(self, x: Stream) -> tuple[Heads, Heads, Heads, Build | None]:
         """Queries and keys with their positions, values, and the matrix of the values' conv where there is one."""

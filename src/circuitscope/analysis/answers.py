@@ -1,0 +1,36 @@
+"""What a model answers at labelled positions: the loss there and the most likely token."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class Answers(NamedTuple):
+    """By label: −log softmax(logits)[target], and the token with the largest logit."""
+
+    loss: Float[Tensor, " label"]
+    token: Int[Tensor, " label"]
+
+
+def answers(slices: Iterable[Float[Tensor, "label vocab"]], target: Int[Tensor, " label"]) -> Answers:
+    """Loss and most likely token from logits that come in slices of the labels, in order; they are overwritten."""
+    losses, tokens, start = [], [], 0
+    for logits in slices:
+        wanted = target[start : start + len(logits)]
+        top = _largest(logits)
+        logits -= logits.gather(1, top[:, None])
+        chosen = logits.gather(1, wanted[:, None]).squeeze(1)
+        losses.append(logits.exp_().sum(dim=1).log() - chosen)
+        tokens.append(top)
+        start += len(logits)
+    return Answers(torch.cat(losses), torch.cat(tokens))
+
+
+def _largest(logits: Float[Tensor, "label vocab"]) -> Int[Tensor, " label"]:
+    """The first largest entry of each row: NumPy finds it several times faster than torch on a CPU."""
+    if logits.device.type != "cpu" or logits.dtype == torch.bfloat16:
+        return logits.argmax(dim=1)
+    return torch.from_numpy(logits.numpy().argmax(axis=1))

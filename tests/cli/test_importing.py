@@ -1,0 +1,19 @@
+"""Imports without garbage collection; afterwards it is as it was."""
+
+import gc
+
+import pytest
+
+from circuitscope.cli.importing import importing
+
+
+def test_collection_is_off_meanwhile_and_on_afterwards():
+    with importing():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_collection_is_on_again_after_an_import_that_fails():
+    with pytest.raises(ImportError), importing():
+        raise ImportError
+    assert gc.isenabled()
