@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from circuitscope.analysis import phase_simulation as simulation
-from circuitscope.analysis.phases import Grid, critical, transitions
+from circuitscope.analysis.phase_evidence import Grid
+from circuitscope.analysis.phases import critical, transitions
 
 DOCS = Path(__file__).parents[2] / "docs" / "phases.md"
 false_alarms = lru_cache(simulation.false_alarms)
@@ -35,12 +36,26 @@ def test_narrow_transitions_of_20_sigma_are_found_in_place_at_least_95_times_in_
 
 
 @pytest.mark.slow
-def test_wide_transitions_of_20_sigma_are_found_in_place_four_times_in_five():
-    assert {row: rates[20] for row, rates in found().items() if row.wide and rates[20] < 0.8} == {}
+def test_narrow_transitions_of_12_sigma_are_found_in_place_nine_times_in_ten():
+    assert {row: rate for row, rate in narrow(12).items() if rate < 0.9} == {}
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="the aim is 95% at 5 sigma; noise that may be correlated hides steps that small")
+def test_wide_transitions_of_20_sigma_are_found_in_place_nine_times_in_ten():
+    assert {row: rates[20] for row, rates in found().items() if row.wide and rates[20] < 0.9} == {}
+
+
+@pytest.mark.slow
+def test_transitions_of_5_sigma_are_found_in_dense_curves_with_independent_noise():
+    dense = {row: rate for row, rate in narrow(5).items() if row.points == simulation.DENSE and row.rho == 0}
+    assert len(dense) == 2
+    assert min(dense.values()) > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True, reason="the aim is 95% at 5 sigma; no test reaches it on every row: studies/transition_power"
+)
 def test_narrow_transitions_of_5_sigma_are_found_in_place_at_least_95_times_in_100():
     assert min(narrow(5).values()) >= 0.95
 

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from circuitscope.analysis.phases import CRITICAL_POINTS, Grid, axis, critical, search, sigmoid, transitions
+from circuitscope.analysis.phase_evidence import Grid, axis, sigmoid
+from circuitscope.analysis.phases import CRITICAL_POINTS, critical, search, transitions
 
 Array = np.ndarray
 
 SPACINGS = ("even", "log")
-SHORT, LONG = (20, 30), (45, 60)
+SHORT, LONG, DENSE = (20, 30), (45, 60), (100, 150)
 SIZES = (5, 8, 12, 20)
 MEANS = ("constant", "linear", "log-linear", "exponential", "power law")
 NULLS = (
@@ -109,13 +110,7 @@ def _rng(*words: object) -> np.random.Generator:
 def _all(grid: Grid, values: Float[Array, "step curve"]) -> list[list[tuple[float, float]]]:
     """What `transitions` finds in each curve, with one scan for all; `search` gives up at once on weak candidates."""
     scan = grid.scan(values)
-    strong = scan.evidence > critical(grid.n) / 2
-    return [
-        search(grid, values[:, i], float(scan.evidence[i]), int(scan.noise[i]), int(scan.shape[i]))[0]
-        if strong[i]
-        else []
-        for i in range(values.shape[1])
-    ]
+    return [search(grid, values[:, i], scan, i)[0] for i in range(values.shape[1])]
 
 
 def false_alarms(curves: int = 40, kinds: Iterable[tuple[str, str]] = NULLS) -> dict[tuple[str, str], float]:
@@ -139,8 +134,8 @@ class Row:
 
 
 ROWS = (
-    *[Row(p, False, b, r) for p in (SHORT, LONG) for b in ("constant", "exponential") for r in (0, 0.5, 0.8)],
-    *[Row(p, True, b, 0) for p in (SHORT, LONG) for b in ("constant", "exponential")],
+    *[Row(p, False, b, r) for p in (SHORT, LONG, DENSE) for b in ("constant", "exponential") for r in (0, 0.5, 0.8)],
+    *[Row(p, True, b, 0) for p in (SHORT, LONG, DENSE) for b in ("constant", "exponential")],
 )
 
 
@@ -150,7 +145,7 @@ def found(
     """Share of transitions found with a midpoint within 5% of the log-step range, by size in sigma."""
     sizes = tuple(sizes)
     hits: dict[Row, dict[float, list[float]]] = {row: {size: [] for size in sizes} for row in rows}
-    for points in (*SHORT, *LONG):
+    for points in (*SHORT, *LONG, *DENSE):
         for spacing in SPACINGS:
             grid = Grid(evaluations(points, spacing))
             for row in hits:
@@ -160,7 +155,7 @@ def found(
                     rng = _rng("step", points, spacing, row, size)
                     drawn = stepped(grid.steps, size, row.wide, row.base, row.rho, curves, rng)
                     scan = grid.scan(drawn.values)
-                    near = np.abs(grid.midpoint[scan.shape] - drawn.midpoint) <= 0.05 * grid.range
+                    near = np.abs(scan.midpoint - drawn.midpoint) <= 0.05 * grid.range
                     hits[row][size].append(float(((scan.evidence > critical(points)) & near).mean()))
     return {row: {size: float(np.mean(h)) for size, h in by.items()} for row, by in hits.items()}
 
@@ -198,7 +193,7 @@ def whole(curves: int = 40) -> Whole:
     return Whole(float(np.mean(more)), float(np.mean(covered)), float(np.mean(both)))
 
 
-def calibrate(points: int, curves: int = 300, level: float = 0.97) -> tuple[float, tuple[str, str]]:
+def calibrate(points: int, curves: int = 400, level: float = 0.96) -> tuple[float, tuple[str, str]]:
     """The evidence that a share `level` of curves stays below, on the worst kind of curve without a transition."""
     kinds: dict[tuple[str, str], list[Array]] = {kind: [] for kind in NULLS}
     for spacing in SPACINGS:

@@ -1,6 +1,7 @@
 """Transitions in curves over training: whether, when, how large; what the loss bump did to accuracy; what came first.
 
-Plain arrays in, no models: a curve is steps and values. The critical values come from `phase_simulation`.
+Plain arrays in, no models: a curve is steps and values. The evidence for a transition is weighed in `phase_evidence`;
+the critical values come from `phase_simulation`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,215 +11,39 @@ from itertools import pairwise
 from typing import Literal, overload
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from numpy.typing import ArrayLike
 
+from circuitscope.analysis.phase_evidence import FLOOR, Grid, Scan, baselines, sigmoid
 from circuitscope.errors import UserError, shown, unknown
 
 Array = np.ndarray
 
 FEWEST = 8  # points below which a curve is not judged
-EDGE = 3  # evaluations wanted before the onset and after the end
-WIDEST = np.log(4.0)  # end / onset of a transition is at most 4, and at most 0.4 of the curve's log-step range
-WIDEST_SHARE = 0.4
 RESOLVED = 2  # points inside a transition below which its interval reaches to the points around it
 MOST = 3  # transitions looked for on one curve
-RHOS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.93)
-TRENDS = (
-    0.0,
-    np.log(10.0),
-    np.log(100.0),
-    -np.log(10.0),
-)  # noise even; 10 or 100 times smaller at the end; 10 times larger
-FLOOR = 3e-3  # noise is never taken to be below this share of the curve's range
-SIZE_PRIOR = 10.0  # spread of sizes, in sigma, that the penalty of a sigmoid supposes
+HOPE = 4.0  # a first candidate with this much less than the critical evidence is kept for a test of two
 SMALLEST = 0.05  # share of the curve's range that a transition must cover
-LOGIT_SPAN = 2 * np.log(9.0)  # from 10% to 90% of a logistic function
 
-# 97% quantile of the evidence on the worst kind of curve without a transition, by number of points.
+# 96% quantile of the evidence on the worst kind of curve without a transition, by number of points.
 # Printed by: python -m circuitscope.analysis.phase_simulation --calibrate
-CRITICAL_POINTS = (8, 12, 16, 20, 30, 40, 60, 100)
-CRITICAL_VALUES = (12.09, 14.43, 12.25, 13.36, 14.80, 13.73, 14.80, 16.22)
+CRITICAL_POINTS = (8, 12, 16, 20, 30, 45, 60, 100, 200)
+CRITICAL_VALUES = (0.57, 0.54, 0.60, 0.55, 0.49, 0.13, -0.14, -0.40, -0.92)
 
 
-def axis(steps: Float[Array, " step"]) -> tuple[Float[Array, " step"], float]:
-    """u = log(step + s0) and s0: the first positive step where the curve starts at step 0, else 0."""
-    s0 = float(steps[steps > 0][0]) if steps[0] <= 0 else 0.0
-    return np.log(steps + s0), s0
-
-
-def sigmoid(
-    u: Float[Array, " step"], midpoint: Float[Array, " shape"], width: Float[Array, " shape"]
-) -> Float[Array, "shape step"]:
-    """1 / (1 + exp(-2 ln 9 (u - m) / w)): from 10% to 90% between m - w/2 and m + w/2."""
-    z = LOGIT_SPAN * (u[None] - midpoint[:, None]) / width[:, None]
-    return np.asarray(0.5 * (1 + np.tanh(z / 2)))
-
-
-def baselines(steps: Float[Array, " step"], fine: bool) -> Float[Array, "base step"]:
-    """Every curve without a transition, up to offset and factor; the first row is the constant.
-
-    1, x, log(step + s0), exp(-x / tau), log(x + s), (1 + x / s)^-a with x = step - first step. The constants tau and s
-    run from a fifth of the first interval to twice the range, a from 1/4 to 4. Rows are centred, with mean square 1.
-    """
-    x = steps - steps[0]
-    low, high = np.log(0.2 * x[1]), np.log(2 * x[-1])
-    taus = np.exp(np.linspace(low, high, 100 if fine else 25))[:, None]
-    s = np.exp(np.linspace(low, high, 40 if fine else 10))[:, None]
-    powers = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0) if fine else (0.5, 1.0, 2.0)
-    rows = [x[None], axis(steps)[0][None], np.exp(-x / taus), np.log(x + s), *[(1 + x / s) ** -a for a in powers]]
-    shapes = np.concatenate(rows)
-    shapes -= shapes.mean(axis=1, keepdims=True)
-    shapes /= np.sqrt((shapes**2).mean(axis=1, keepdims=True))
-    return np.concatenate([np.zeros((1, len(x))), shapes])
-
-
-class Grid:
-    """All shapes that are compared on one set of steps: noise, baselines, sigmoids."""
-
-    def __init__(self, steps: Float[Array, " step"]):
-        n = len(steps)
-        self.steps, self.n = steps, n
-        self.u, self.s0 = axis(steps)
-        gaps = np.diff(self.u)
-        self.range = float(self.u[-1] - self.u[0])
-        self.widest = min(WIDEST, WIDEST_SHARE * self.range)
-        self.base = {False: baselines(steps, fine=True), True: baselines(steps, fine=False)}
-        within = np.unique(np.linspace(0, n - 2, min(n - 1, 80)).astype(int))
-        midpoints = np.concatenate([self.u[within] + part * gaps[within] for part in (0.25, 0.75)])
-        gap = np.concatenate([gaps[within]] * 2)
-        widths = np.minimum(gap, self.widest)[:, None] ** np.linspace(1, 0, 4) * self.widest ** np.linspace(0, 1, 4)
-        m, w = np.repeat(midpoints, 4), widths.ravel()
-        ok = self.allowed(m, w)
-        self.midpoint, self.width = m[ok], w[ok]
-        self.sigmoid = sigmoid(self.u, self.midpoint, self.width)
-        self.noise = [(rho, trend) for trend in TRENDS for rho in RHOS]
-        self.whitening = [self._whitening(rho, trend) for rho, trend in self.noise]
-        self.whitened = [
-            ({coarse: base @ w.T for coarse, base in self.base.items()}, self.sigmoid @ w.T) for w, _ in self.whitening
-        ]
-
-    def allowed(
-        self,
-        midpoint: Float[Array, " shape"],
-        width: Float[Array, " shape"],
-        taken: Sequence[tuple[float, float]] = (),
-    ) -> Bool[Array, " shape"]:
-        """Not too wide, and with EDGE evaluations before, after, and between it and those taken (midpoint, width)."""
-        before = np.searchsorted(self.u, midpoint - width / 2, side="right")
-        after = np.searchsorted(self.u, midpoint + width / 2, side="left")
-        ok = (before >= EDGE) & (self.n - after >= EDGE) & (width <= self.widest * (1 + 1e-9))
-        for m, w in taken:
-            first = np.searchsorted(self.u, m - w / 2, side="right")
-            last = np.searchsorted(self.u, m + w / 2, side="left")
-            ok &= (first - after >= EDGE) | (before - last >= EDGE)
-        return np.asarray(ok)
-
-    def deviation(self, trend: float) -> Float[Array, " step"]:
-        """Standard deviation of the noise at each point, in units of sigma (mean square 1)."""
-        sd = np.exp(-trend * (self.u - self.u[0]) / self.range)
-        return np.asarray(sd / np.sqrt((sd**2).mean()))
-
-    def _whitening(self, rho: float, trend: float) -> tuple[Float[Array, "step step"], float]:
-        """W with W V Wᵀ = 1 for the correlation matrix V of AR(1) noise, and log |V|."""
-        n, sd = self.n, self.deviation(trend)
-        w = np.eye(n)
-        i = np.arange(1, n)
-        w[i, i], w[i, i - 1] = 1 / np.sqrt(1 - rho**2), -rho / np.sqrt(1 - rho**2)
-        return w / sd[None, :], (n - 1) * float(np.log(1 - rho**2)) + 2 * float(np.log(sd).sum())
-
-    def draw(self, noise: int, curves: int, rng: np.random.Generator) -> Float[Array, "step curve"]:
-        """Noise with marginal standard deviation 1."""
-        return np.linalg.solve(self.whitening[noise][0], rng.standard_normal((self.n, curves)))
-
-    def scan(
-        self,
-        values: Float[Array, "step curve"],
-        fixed: Float[Array, "step column"] | None = None,
-        taken: Sequence[tuple[float, float]] = (),
-    ) -> "Scan":
-        """Best baseline and best baseline + sigmoid of each curve, over all noises.
-
-        For noise with correlation V, a design X with p columns and S = (y - X b)ᵀ V⁻¹ (y - X b), the score is the
-        likelihood with b and sigma integrated out,
-
-            l = - ½ log |V| - ½ log |Xᵀ V⁻¹ X| - ½ (n - p) log S,
-
-        where the prior of a baseline's factor is as wide as the curve's range and that of a sigmoid's size
-        SIZE_PRIOR sigma. The evidence is 2 (max l with a sigmoid - max l without). `fixed` are columns that both have;
-        a sigmoid with fewer than EDGE evaluations between it and one of the `taken` (midpoint, width) is left out.
-        """
-        free = self.allowed(self.midpoint, self.width, taken)
-        n, curves = values.shape
-        spread = np.maximum(np.ptp(values, axis=0), 1e-300)
-        y = (values - values.mean(0)) / spread
-        floor = n * FLOOR**2
-        null, best = np.full(curves, -np.inf), np.full(curves, -np.inf)
-        where = np.zeros((3, curves), dtype=int)
-        always = np.ones((n, 1)) if fixed is None else np.concatenate([np.ones((n, 1)), fixed], axis=1)
-        for k, (w, log_det) in enumerate(self.whitening):
-            q0, r = np.linalg.qr(w @ always)
-            z = w @ y
-            z = z - q0 @ (q0.T @ z)
-            square = (z**2).sum(0)
-            common = -0.5 * log_det - np.log(np.abs(np.diag(r))).sum()
-            scores, rests, directions, freedom = {}, {}, {}, {}
-            for coarse in (False, True):
-                g = self.whitened[k][0][coarse]
-                size = np.linalg.norm(g, axis=1)
-                g = g - (g @ q0) @ q0.T
-                norm = np.linalg.norm(g, axis=1)
-                alive = norm > 1e-6 * size
-                alive[0] = False
-                q = np.where(alive[:, None], g / np.maximum(norm, 1e-300)[:, None], 0.0)
-                p = always.shape[1] + alive
-                rest = np.maximum(square[None] - (q @ z) ** 2, 0) + floor
-                penalty = np.where(alive, 0.5 * np.log(2 * np.pi) - np.log(np.where(alive, norm, 1.0)), 0.0)
-                scores[coarse] = common + penalty[:, None] - 0.5 * (n - p)[:, None] * np.log(rest)
-                rests[coarse], directions[coarse], freedom[coarse] = rest, q, n - p
-            null = np.maximum(null, scores[False].max(0))
-            q, rest, df = directions[True], rests[True], freedom[True]
-            s = self.whitened[k][1]
-            s = s - (s @ q0) @ q0.T
-            along = q @ s.T
-            length = (s**2).sum(1)[None] - along**2
-            usable = free[None] & (length > 1e-3 * (s**2).sum(1)[None] + 1e-12)
-            inverse = np.where(usable, 1 / np.where(usable, length, 1.0), 0.0)
-            price = np.log(np.where(usable, 1 + SIZE_PRIOR**2 * length, np.inf).astype(np.float32))
-            cost = np.exp(price / df[:, None].astype(np.float32))
-            sz, qz = (s @ z).astype(np.float32), (q @ z).astype(np.float32)
-            along, inverse, less = (a.astype(np.float32) for a in (along, inverse, 1 / rest))
-            for start in range(0, curves, 32):
-                part = slice(start, start + 32)
-                left = sz[None, :, part] - along[:, :, None] * qz[:, None, part]
-                left = np.square(left, out=left)
-                left *= -inverse[:, :, None]
-                left *= less[:, None, part]
-                left += 1
-                np.maximum(left, np.float32(floor) * less[:, None, part], out=left)
-                left *= cost[:, :, None]
-                c = left.argmin(1)
-                low = np.take_along_axis(left, c[:, None], 1)[:, 0]
-                total = scores[True][:, part] - 0.5 * df[:, None] * np.log(low)
-                j = total.argmax(0)
-                b = np.arange(total.shape[1])
-                better = total[j, b] > best[part]
-                best[part] = np.where(better, total[j, b], best[part])
-                where[:, part] = np.where(better, np.stack([np.full_like(j, k), j, c[j, b]]), where[:, part])
-        return Scan(2 * (best - null), where[0], where[1], where[2])
-
-
-@dataclass(frozen=True)
-class Scan:
-    evidence: Float[Array, " curve"]
-    noise: Int[Array, " curve"]
-    base: Int[Array, " curve"]
-    shape: Int[Array, " curve"]
-
-
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=4)
 def _grid(steps: bytes) -> Grid:
     return Grid(np.frombuffer(steps))
+
+
+@lru_cache(maxsize=4)
+def _fine(steps: bytes) -> Float[Array, "base step"]:
+    """Baselines to choose one from, with mean 0 and mean square 1."""
+    rows = np.unique(baselines(np.frombuffer(steps), fine=True).shape, axis=0)
+    rows = rows[np.ptp(rows, axis=1) > 0]
+    rows = rows - rows.mean(axis=1, keepdims=True)
+    rows = rows / np.sqrt((rows**2).mean(axis=1, keepdims=True))
+    return np.concatenate([np.zeros((1, rows.shape[1])), rows])
 
 
 def critical(points: int) -> float:
@@ -295,7 +120,7 @@ def transitions(
         return Transitions((), -np.inf, limit, "constant")
     scan = grid.scan(y[:, None])
     strongest = float(scan.evidence[0])
-    shapes, evidences, noise = search(grid, y, strongest, int(scan.noise[0]), int(scan.shape[0]))
+    shapes, evidences, noise = search(grid, y, scan)
     if not shapes:
         return Transitions((), strongest, limit, "no transition")
     fit = _Fit(grid, y, noise, shapes)
@@ -314,32 +139,35 @@ def transitions(
 
 
 def search(
-    grid: Grid, values: Float[Array, " step"], evidence: float, noise: int, shape: int
+    grid: Grid, values: Float[Array, " step"], scan: Scan, curve: int = 0
 ) -> tuple[list[tuple[float, float]], list[float], int]:
-    """Transitions (midpoint, width) of one curve, the evidence of each, and the noise; `scan` gave the first candidate.
+    """Transitions (midpoint, width) of one curve, the evidence of each, and the noise; `scan` has the first candidate.
 
     One after another, each tested beside those before it. Two steps hide each other: alone, either looks like noise
-    that wanders. So a first candidate with more than half of the critical evidence is kept for one more test, and two
-    are accepted together where the second has the critical evidence and both together twice that.
+    that wanders. So a first candidate somewhat short of the critical evidence is kept for one more test, and two are
+    accepted together where the second has the critical evidence and both together twice that.
     """
     limit, spread = critical(grid.n), float(np.ptp(values))
-    accepted: tuple[list[tuple[float, float]], list[float], int] = ([], [], noise)
+    accepted: tuple[list[tuple[float, float]], list[float], int] = ([], [], int(scan.noise[curve]))
     shapes: list[tuple[float, float]] = []
     evidences: list[float] = []
     while True:
-        fit = _Fit(grid, values, noise, [*shapes, (float(grid.midpoint[shape]), float(grid.width[shape]))])
+        evidence, noise = float(scan.evidence[curve]), int(scan.noise[curve])
         evidences = [*evidences, evidence]
         enough = evidence > limit and sum(evidences) > limit * len(evidences)
-        hopeful = len(evidences) == 1 and evidence > limit / 2
-        if not (enough or hopeful) or np.abs(fit.sizes).min() < SMALLEST * spread:
+        hopeful = len(evidences) == 1 and evidence > limit - HOPE
+        if not (enough or hopeful):
+            return accepted
+        fit = _Fit(grid, values, noise, [*shapes, (float(scan.midpoint[curve]), float(scan.width[curve]))])
+        if np.abs(fit.sizes).min() < SMALLEST * spread:
             return accepted
         shapes = fit.shapes
         if enough:
             accepted = (shapes, evidences, noise)
         if len(shapes) == MOST or grid.n < FEWEST + 4 * len(shapes):
             return accepted
-        scan = grid.scan(values[:, None], np.concatenate([_tangent(grid, m, w) for m, w in shapes], axis=1), shapes)
-        evidence, noise, shape = float(scan.evidence[0]), int(scan.noise[0]), int(scan.shape[0])
+        fixed = np.concatenate([_tangent(grid, m, w) for m, w in shapes], axis=1)
+        scan, curve = grid.scan(values[:, None], fixed, shapes, like=noise), 0
 
 
 def _curve(
@@ -380,6 +208,7 @@ class _Fit:
     def __init__(self, grid: Grid, values: Float[Array, " step"], noise: int, shapes: Sequence[tuple[float, float]]):
         self.grid, self.noise, self.shapes = grid, noise, list(shapes)
         self.whiten = grid.whitening[noise][0]
+        self.bases = _fine(grid.steps.tobytes())
         y = values[:, None]
         self.base = self._baseline(y)
         for _ in range(2):
@@ -400,7 +229,7 @@ class _Fit:
 
     def _columns(self) -> Float[Array, "step column"]:
         one = np.ones((self.grid.n, 1))
-        base = self.grid.base[False][self.base][:, None]
+        base = self.bases[self.base][:, None]
         return one if self.base == 0 else np.concatenate([one, base], axis=1)
 
     def _gain(
@@ -418,7 +247,7 @@ class _Fit:
 
     def _baseline(self, y: Float[Array, "step 1"]) -> int:
         columns = np.concatenate([np.ones((self.grid.n, 1)), self._sigmoids()], axis=1)
-        gain = self._gain(columns, self.grid.base[False], y)[:, 0]
+        gain = self._gain(columns, self.bases, y)[:, 0]
         best = int(gain.argmax())
         q = np.linalg.qr(self.whiten @ columns)[0]
         z = self.whiten @ y[:, 0]
@@ -492,17 +321,20 @@ def verdict(
     accuracy: ArrayLike,
     chance: float,
     *,
-    repeats: ArrayLike | None = None,
-    seed: int = 0,
+    found: Transitions | None = None,
 ) -> Verdict:
     """Is there a bump in the loss, and does accuracy rise above chance with it?
 
     "Without accuracy" means that after the largest fall of the loss accuracy stays at or below chance + 0.02; what it
     holds is the largest median of three evaluations in a row, so that one lucky evaluation does not count.
+
+    Args:
+        found: the loss's transitions where they are known already.
     """
     if not 0 <= chance <= 1:
         raise UserError(f"chance is an accuracy between 0 and 1, got {shown(chance)}")
-    found = transitions(steps, loss, repeats=repeats, seed=seed)
+    if found is None:
+        found = transitions(steps, loss)
     t, acc = np.asarray(steps, dtype=float), np.asarray(accuracy, dtype=float)
     if acc.shape != t.shape:
         raise UserError(f"accuracy has one value a step: {t.shape} expected, got {acc.shape}")

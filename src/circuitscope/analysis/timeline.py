@@ -127,6 +127,6 @@ def timeline(run: Run, scores: pd.DataFrame | None = None) -> Timeline:
     curves = curves_of(run, scores)
     found = {name: transitions(c.steps, c.values, repeats=c.repeats) for name, c in curves.items()}
     loss, accuracy = curves["loss"], curves["accuracy"]
-    judged = verdict(loss.steps, loss.values, accuracy.values, chance(run), repeats=loss.repeats)
+    judged = verdict(loss.steps, loss.values, accuracy.values, chance(run), found=found["loss"])
     held_out = {name: several for name, several in found.items() if name != "train loss"}
     return Timeline(run.name, found, judged, order(held_out, at="midpoint"))

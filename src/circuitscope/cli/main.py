@@ -1,7 +1,9 @@
 """The `circuitscope` program: gathers the commands and turns errors into one line and an exit code."""
 
+import atexit
 import os
 import sys
+import threading
 from typing import NoReturn
 
 import typer
@@ -33,8 +35,30 @@ app.add_typer(plot.app, name="plot")
 app.command("doctor")(doctor.doctor)
 
 
+def command() -> NoReturn:
+    """Entry point of the `circuitscope` command: `main`, then out at once.
+
+    To take apart an interpreter with torch in it takes a second, and nothing comes of it: what is registered for the
+    end is run, what is printed is written, and the process is left. A thread that still works is waited for.
+    """
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    waited_for = [t for t in threading.enumerate() if t is not threading.current_thread() and not t.daemon]
+    if waited_for or not (code is None or isinstance(code, int)):
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:  # nobody reads any more
+        code = code or 1
+    os._exit(code or 0)
+
+
 def main() -> NoReturn:
-    """Entry point of the `circuitscope` command."""
+    """Runs the command line's words and exits with its code."""
     debug = "--debug" in sys.argv
     args = [arg for arg in sys.argv[1:] if arg != "--debug"]
     wants_help = args in (["--help"], ["-h"])

@@ -49,6 +49,15 @@ def task(function: Callable[..., None]) -> Callable[..., None]:
     return compiled
 
 
+def serial(function: Callable[..., None]) -> Callable[..., None]:
+    """Compile a function of finite numbers for one thread and keep the machine code on disk."""
+    try:
+        compiled: Callable[..., None] = numba.njit(cache=True, fastmath=True)(function)
+    except RuntimeError:  # no writable place for a cache
+        compiled = numba.njit(fastmath=True)(function)
+    return compiled
+
+
 def kernel(function: Callable[..., None]) -> Callable[..., None]:
     """Compile a function with a `numba.prange` over tasks and keep the machine code on disk.
 

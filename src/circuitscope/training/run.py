@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import time
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -52,9 +53,9 @@ class Run:
     def name(self) -> str:
         return self.path.name
 
-    @property
+    @cached_property
     def config(self) -> RunConfig:
-        """The resolved config the run was made from."""
+        """The resolved config the run was made from; it is written once."""
         return RunConfig.load(self.path / "config.yaml")
 
     @property
