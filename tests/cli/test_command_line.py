@@ -263,6 +263,24 @@ def test_help_imports_nothing_heavy(arguments):
     assert "Usage" in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(("word", "code"), [("tasks", 0), ("taks", 2)])
+def test_the_command_leaves_with_its_code_after_what_is_registered_for_the_end_and_threads_still_at_work(word, code):
+    script = (
+        "import atexit, sys, threading, time\n"
+        "from circuitscope.cli.main import command\n"
+        "atexit.register(print, 'registered')\n"
+        "if 'wait' in sys.argv:\n"
+        "    threading.Thread(target=lambda: (time.sleep(1), print('thread'))).start()\n"
+        f"sys.argv = ['circuitscope', {word!r}]\n"
+        "command()\n"
+    )
+    for words in ([], ["wait"]):
+        done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60)
+        assert done.returncode == code, done.stderr
+        assert done.stdout.split()[-1] == "registered"
+        assert ("thread" in done.stdout.split()) == bool(words)
+
+
 def test_importing_the_package_imports_nothing_heavy():
     script = "import sys, circuitscope; print({'torch', 'numpy', 'pydantic'} & set(sys.modules), dir(circuitscope)[-1])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

@@ -193,7 +193,7 @@ def whole(curves: int = 40) -> Whole:
     return Whole(float(np.mean(more)), float(np.mean(covered)), float(np.mean(both)))
 
 
-def calibrate(points: int, curves: int = 400, level: float = 0.96) -> tuple[float, tuple[str, str]]:
+def calibrate(points: int, curves: int = 200, level: float = 0.97) -> tuple[float, tuple[str, str]]:
     """The evidence that a share `level` of curves stays below, on the worst kind of curve without a transition."""
     kinds: dict[tuple[str, str], list[Array]] = {kind: [] for kind in NULLS}
     for spacing in SPACINGS:

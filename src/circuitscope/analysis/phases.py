@@ -25,10 +25,10 @@ MOST = 3  # transitions looked for on one curve
 HOPE = 4.0  # a first candidate with this much less than the critical evidence is kept for a test of two
 SMALLEST = 0.05  # share of the curve's range that a transition must cover
 
-# 96% quantile of the evidence on the worst kind of curve without a transition, by number of points.
+# 97% quantile of the evidence on the worst kind of curve without a transition, by number of points.
 # Printed by: python -m circuitscope.analysis.phase_simulation --calibrate
 CRITICAL_POINTS = (8, 12, 16, 20, 30, 45, 60, 100, 200)
-CRITICAL_VALUES = (0.57, 0.54, 0.60, 0.55, 0.49, 0.13, -0.14, -0.40, -0.92)
+CRITICAL_VALUES = (0.96, 0.55, 0.69, 0.70, 0.98, 0.24, 0.68, -0.30, -0.62)
 
 
 @lru_cache(maxsize=4)
