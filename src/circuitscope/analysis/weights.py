@@ -11,7 +11,6 @@ from torch import Tensor
 from circuitscope.analysis.scores import PerSequence
 from circuitscope.analysis.sites import keeping
 from circuitscope.errors import UserError
-from circuitscope.hooks import FactoredMatrix
 from circuitscope.models import HookedLM
 
 _DRAWS = 32
@@ -93,13 +92,13 @@ def compositions(model: HookedLM) -> Iterator[Composition]:
         for earlier in (i for i in layers if i < later):
             writer = model.layers[earlier].mixer
             for g in range(writer.n_heads):
-                written = FactoredMatrix(writer.W_V[g], writer.W_O[g])
+                written = writer.W_V[g] @ writer.W_O[g]
                 for h in range(mixer.n_heads):
                     q, k = norm * mixer.W_Q[h], norm * mixer.W_K[h]
                     readers = {
-                        "q": FactoredMatrix(q, k.T),
-                        "k": FactoredMatrix(k, q.T),
-                        "v": FactoredMatrix(norm * mixer.W_V[h], mixer.W_O[h]),
+                        "q": q @ k.T,
+                        "k": k @ q.T,
+                        "v": norm * mixer.W_V[h] @ mixer.W_O[h],
                     }
                     for through, reader in readers.items():
                         baseline, spread = _baseline(model.config.d_model, writer.d_head, mixer.d_head)
@@ -107,9 +106,8 @@ def compositions(model: HookedLM) -> Iterator[Composition]:
                         yield Composition((earlier, g), (later, h), through, value, baseline, spread)
 
 
-def _ratio(written: FactoredMatrix, reader: FactoredMatrix) -> float:
-    one, other = torch.as_tensor(written.AB), torch.as_tensor(reader.AB)  # .norm() would take a decomposition
-    both = (one @ other).norm() / (one.norm() * other.norm())
+def _ratio(written: Float[Tensor, "d_model d_model"], reader: Float[Tensor, "d_model d_model"]) -> float:
+    both = (written @ reader).norm() / (written.norm() * reader.norm())
     return float(torch.nan_to_num(both))
 
 
@@ -117,10 +115,9 @@ def _ratio(written: FactoredMatrix, reader: FactoredMatrix) -> float:
 def _baseline(d_model: int, d_written: int, d_read: int) -> tuple[float, float]:
     generator = torch.Generator().manual_seed(0)
 
-    def draw(inner: int) -> FactoredMatrix:
-        return FactoredMatrix(
-            torch.randn(d_model, inner, generator=generator), torch.randn(inner, d_model, generator=generator)
-        )
+    def draw(inner: int) -> Float[Tensor, "d_model d_model"]:
+        narrow = torch.randn(d_model, inner, generator=generator)
+        return narrow @ torch.randn(inner, d_model, generator=generator)
 
     ratios = torch.tensor([_ratio(draw(d_written), draw(d_read)) for _ in range(_DRAWS)])
     return float(ratios.mean()), float(ratios.std())
