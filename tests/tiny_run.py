@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from circuitscope.analysis import over_training
 from circuitscope.config import RunConfig
 from circuitscope.training.metrics import read_metrics
 from circuitscope.training.progress import Silent
@@ -42,6 +43,23 @@ class Told(Silent):
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+class Listens(over_training.Silent):
+    """Remembers what a person would have been told of an analysis; stops it where asked."""
+
+    def __init__(self, stop_at: int | None = None):
+        self.lines: list[str] = []
+        self.steps: list[int] = []
+        self.stop_at = stop_at
+
+    def advance(self, step: int) -> None:
+        self.steps.append(step)
+        if step == self.stop_at:
+            raise KeyboardInterrupt
 
     def say(self, line: str) -> None:
         self.lines.append(line)

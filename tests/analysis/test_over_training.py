@@ -9,26 +9,11 @@ import torch
 
 import circuitscope as cs
 from circuitscope.analysis import over_training
-from circuitscope.analysis.over_training import Silent, analyze
+from circuitscope.analysis.over_training import analyze
 from circuitscope.analysis.score_rows import COLUMNS, Data, check_scores, score_rows
 from circuitscope.errors import UserError
 from circuitscope.training.trainer import train
-from tiny_run import tiny
-
-
-class Listens(Silent):
-    """Remembers what a person would have been told; stops the analysis where asked."""
-
-    def __init__(self, stop_at=None):
-        self.lines, self.steps, self.stop_at = [], [], stop_at
-
-    def advance(self, step):
-        self.steps.append(step)
-        if step == self.stop_at:
-            raise KeyboardInterrupt
-
-    def say(self, line):
-        self.lines.append(line)
+from tiny_run import Listens, tiny
 
 
 @pytest.fixture
