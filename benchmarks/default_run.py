@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.rows import Section, limit
 from benchmarks.startup import program
 from benchmarks.workload import temporary_folder
-from circuitscope.training.run import newest_run
+from circuitscope.runs.run import newest_run
 
 
 def measure(quick: bool) -> Section:

@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks.rows import Section, limit
 from benchmarks.startup import program, seconds
 from benchmarks.workload import temporary_folder
-from circuitscope.training.run import newest_run
+from circuitscope.runs.run import newest_run
 
 _SECONDS = 120.0
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.rows import Row, Section, alternate, faster
 from circuitscope.kernels.selective_scan import selective_scan
-from circuitscope.training.device import keep_freed_memory
+from circuitscope.memory import keep_freed_memory
 
 _SHAPES = ((64, 64, 128, 16), (16, 256, 256, 16), (8, 512, 512, 16))
 _QUICK = ((2, 16, 24, 4), (2, 33, 16, 4), (1, 64, 8, 4))

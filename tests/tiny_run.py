@@ -9,9 +9,9 @@ import torch
 
 from circuitscope.analysis import over_training
 from circuitscope.config import RunConfig
-from circuitscope.training.metrics import read_metrics
+from circuitscope.runs.metrics import read_metrics
+from circuitscope.runs.store import read_tensors
 from circuitscope.training.progress import Silent
-from circuitscope.training.store import read_tensors
 
 Tensors = dict[str, torch.Tensor]
 

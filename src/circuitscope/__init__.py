@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from circuitscope.models import model as model
     from circuitscope.models.phi import phi as phi
     from circuitscope.models.phi import phi_chunks as phi_chunks
+    from circuitscope.runs.run import Run as Run
+    from circuitscope.runs.run import newest_run as newest_run
     from circuitscope.tasks import Batch as Batch
     from circuitscope.tasks import Layout as Layout
     from circuitscope.tasks import Role as Role
     from circuitscope.tasks import task as task
-    from circuitscope.training.run import Run as Run
-    from circuitscope.training.run import newest_run as newest_run
     from circuitscope.viz.report import report as report
 
 _MODULES = ("analysis", "mixers", "models", "tasks")
@@ -37,13 +37,13 @@ _PUBLIC = {
     "HookedLM": "models",
     "Layout": "tasks",
     "Role": "tasks",
-    "Run": "training.run",
+    "Run": "runs.run",
     "RunConfig": "config",
     "RunFailed": "errors",
     "UserError": "errors",
     "analyze": "analysis.over_training",
     "model": "models",
-    "newest_run": "training.run",
+    "newest_run": "runs.run",
     "phi": "models.phi",
     "phi_chunks": "models.phi",
     "report": "viz.report",

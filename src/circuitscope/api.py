@@ -5,9 +5,9 @@ from typing import Any
 
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError
+from circuitscope.runs.run import Run
 from circuitscope.training import trainer
 from circuitscope.training.progress import Progress, progress_for
-from circuitscope.training.run import Run
 
 
 def train(

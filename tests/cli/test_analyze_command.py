@@ -7,7 +7,7 @@ import pytest
 from circuitscope.analysis import over_training
 from circuitscope.cli import main as program
 from circuitscope.config import RunConfig
-from circuitscope.training.run import Run
+from circuitscope.runs.run import Run
 from circuitscope.training.trainer import train
 from tiny_run import tiny
 

@@ -11,7 +11,7 @@ import yaml
 
 from circuitscope.cli import main as program
 from circuitscope.config import RunConfig
-from circuitscope.training.run import Run
+from circuitscope.runs.run import Run
 
 EXECUTABLE = Path(sys.executable).with_name("circuitscope")
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-from circuitscope.training.metrics import read_metrics
-from circuitscope.training.store import DamagedFile, read_tensors
+from circuitscope.runs.metrics import read_metrics
+from circuitscope.runs.store import DamagedFile, read_tensors
 
 COMMAND = Path(sys.executable).with_name("circuitscope")
 PATIENCE = 120.0  # seconds before a process counts as hung; the machine may be busy

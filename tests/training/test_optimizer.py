@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from circuitscope.config.train import TrainConfig
 from circuitscope.models import HookedLM
-from circuitscope.training.config import TrainConfig
 from circuitscope.training.optimizer import make_optimizer, moments_of, restore_moments
 from tiny_run import tiny
 

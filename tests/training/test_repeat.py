@@ -3,9 +3,9 @@
 import pytest
 
 from circuitscope.errors import UserError
+from circuitscope.runs.run import Run
+from circuitscope.runs.store import read_tensors, write_tensors
 from circuitscope.training.repeat import repeat
-from circuitscope.training.run import Run
-from circuitscope.training.store import read_tensors, write_tensors
 from circuitscope.training.trainer import train
 from tiny_run import listing, same_bits, saved, tiny
 

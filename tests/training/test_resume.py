@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from circuitscope.errors import UserError
-from circuitscope.training.run import Run
+from circuitscope.runs.run import Run
 from circuitscope.training.trainer import Interrupted, resume, train
 from tiny_run import Crash, CrashAt, SignalAt, Told, listing, rows, same_bits, same_run, saved, tiny
 

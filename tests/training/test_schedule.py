@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from circuitscope.training.config import TrainConfig
-from circuitscope.training.schedule import learning_rate, saves_checkpoint, saves_resume_point, spread
+from circuitscope.config.train import TrainConfig
+from circuitscope.runs.checkpoints import spread
+from circuitscope.training.schedule import learning_rate, saves_checkpoint, saves_resume_point
 
 
 def rates(**options):

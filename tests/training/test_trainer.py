@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from circuitscope.config import RunConfig
 from circuitscope.errors import RunFailed
 from circuitscope.models import HookedLM
-from circuitscope.training.metrics import read_metrics
-from circuitscope.training.run import Run
+from circuitscope.runs.metrics import read_metrics
+from circuitscope.runs.run import Run
 from circuitscope.training.schedule import learning_rate
 from circuitscope.training.trainer import Diverged, resume, train
 from tiny_run import Told, rows, same_bits, same_run, saved, tiny
@@ -200,7 +200,7 @@ def test_a_diverged_run_exits_with_1_and_one_line(tmp_path, capsys, monkeypatch)
 
 def test_an_unwritable_disk_ends_as_failed_and_says_what_is_safe(tmp_path, monkeypatch):
     """The fault tests do this with real disks; here every file from step 6 on is refused."""
-    from circuitscope.training import store
+    from circuitscope.runs import store
 
     replace = store.os.replace
 

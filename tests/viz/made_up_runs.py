@@ -10,7 +10,7 @@ import pandas as pd
 from circuitscope.analysis.over_training import DECAY_COLUMNS
 from circuitscope.analysis.score_rows import COLUMNS
 from circuitscope.config import RunConfig
-from circuitscope.training.run import Run
+from circuitscope.runs.run import Run
 
 
 def made_up_run(

@@ -16,8 +16,8 @@ from circuitscope.analysis.score_rows import Row
 from circuitscope.mixers import AttentionConfig
 from circuitscope.models import HookedLM
 from circuitscope.models.config import ModelConfig
-from circuitscope.training.run import Run
-from circuitscope.training.store import DamagedFile
+from circuitscope.runs.run import Run
+from circuitscope.runs.store import DamagedFile
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

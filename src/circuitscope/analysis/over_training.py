@@ -16,10 +16,10 @@ from circuitscope.analysis.score_rows import COLUMNS, Data, Row, check_scores, s
 from circuitscope.analysis.steps import Steps, choose_steps
 from circuitscope.analysis.table import Table
 from circuitscope.errors import UserError
+from circuitscope.memory import keep_freed_memory
 from circuitscope.mixers import has_phi
 from circuitscope.models import HookedLM
-from circuitscope.training.device import keep_freed_memory
-from circuitscope.training.run import Run
+from circuitscope.runs.run import Run
 
 SEQUENCES = 256
 DECAY_COLUMNS = {

@@ -8,7 +8,7 @@ import pandas as pd
 
 from circuitscope.analysis.circuit import Circuit
 from circuitscope.analysis.timeline import Timeline, curve_at, place_name, strongest
-from circuitscope.training.run import Run
+from circuitscope.runs.run import Run
 
 _SHOWN = {
     "binding": "at a context value, on its key",

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from circuitscope.errors import UserError
-from circuitscope.training.store import write_whole
+from circuitscope.runs.store import write_whole
 
 _KEY = b"circuitscope"
 _SECONDS = 5.0  # between writes

@@ -9,8 +9,8 @@ import pandas as pd
 
 from circuitscope.analysis.phases import Order, Transitions, Verdict, order, transitions, verdict
 from circuitscope.errors import UserError
-from circuitscope.training.run import Run
-from circuitscope.training.store import write_whole
+from circuitscope.runs.run import Run
+from circuitscope.runs.store import write_whole
 
 F64 = np.ndarray[Any, np.dtype[np.float64]]
 COLUMNS = {

@@ -62,7 +62,7 @@ def analyze(
 
     with importing():
         from circuitscope.analysis import over_training, summary  # noqa: F401  what `_analyze` needs
-        from circuitscope.training.run import Run, newest_run
+        from circuitscope.runs.run import Run, newest_run
 
     chosen = [Run(path) for path in runs] if runs else [newest_run()]
     if not (decay or phases or circuit or causal or everything):

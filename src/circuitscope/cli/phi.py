@@ -88,7 +88,7 @@ def phi(
     from typing import Any, cast
 
     from circuitscope.errors import UserError
-    from circuitscope.training.run import Run, newest_run
+    from circuitscope.runs.run import Run, newest_run
     from circuitscope.viz.phi import phi_figure
     from circuitscope.viz.style import check_ending, save
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from circuitscope.training.run import Run
+    from circuitscope.runs.run import Run
     from circuitscope.viz.dynamics import Bump
     from circuitscope.viz.style import Sheet
 
@@ -119,7 +119,7 @@ def probes(
 
 def _begin(runs: Sequence[Path] | None, out: Path | None) -> "list[Run]":
     """The runs; a bad ending is refused before any work."""
-    from circuitscope.training.run import Run, newest_run
+    from circuitscope.runs.run import Run, newest_run
     from circuitscope.viz.style import check_ending
 
     check_ending(out)

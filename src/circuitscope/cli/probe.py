@@ -76,7 +76,7 @@ def _probe(
     from circuitscope.analysis import probes as engine
     from circuitscope.cli.watch import watching
     from circuitscope.errors import UserError
-    from circuitscope.training.run import Run, newest_run
+    from circuitscope.runs.run import Run, newest_run
     from circuitscope.viz.probes import probes as draw
     from circuitscope.viz.style import check_ending, save
 

@@ -192,9 +192,9 @@ def _run(
 
     from circuitscope import config as configs
     from circuitscope.errors import UserError
+    from circuitscope.runs.run import Run
     from circuitscope.training import trainer
     from circuitscope.training.progress import progress_for
-    from circuitscope.training.run import Run
 
     progress = progress_for(interactive=sys.stdout.isatty())
     try:

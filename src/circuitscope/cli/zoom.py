@@ -26,10 +26,10 @@ def zoom(
     """
     import sys
 
-    from circuitscope.analysis.zoom import zoom as zoom_in
     from circuitscope.cli.analyze import analyze
+    from circuitscope.runs.run import Run, newest_run
     from circuitscope.training.progress import progress_for
-    from circuitscope.training.run import Run, newest_run
+    from circuitscope.zoom import zoom as zoom_in
 
     chosen = Run(run) if run is not None else newest_run()
     found = zoom_in(chosen, first=first, last=last, every=every, progress=progress_for(interactive=sys.stdout.isatty()))

@@ -12,8 +12,9 @@ from circuitscope.errors import UserError
 from circuitscope.hooks import HookPoint, wanted
 from circuitscope.kernels.attention import causal_scores, fused_attention
 from circuitscope.kernels.short_conv import short_conv, short_conv_phi
+from circuitscope.memory import check_fits
 from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Build, Factor, Heads, check_fits, convolve, mix
+from circuitscope.mixers.phi import Build, Factor, Heads, convolve, mix
 from circuitscope.mixers.positions import alibi, rotate
 
 Stream = Float[Tensor, "batch pos d_model"]

@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from circuitscope.errors import UserError
 from circuitscope.hooks import HookPoint, wanted
+from circuitscope.memory import check_fits
 
 Matrix = Float[Tensor, "batch channel dest src"]
 Heads = Float[Tensor, "batch pos head d_head"]
@@ -119,15 +118,3 @@ def convolve(
     used: Tensor = hook(matrix(slice(0, channel)).expand(batch, channel, pos, pos).clone())
     out = torch.einsum("bcij,bjc->bic", used, u)
     return out if bias is None else out + bias, lambda part: used[:, part]
-
-
-def check_fits(
-    size: int,
-    device: torch.device,
-    what: str,
-    instead: str = 'use fewer sequences, circuitscope.phi(..., reduce="mean_abs"), or circuitscope.phi_chunks',
-) -> None:
-    """Refuses to build more bytes than are free, and says what to call instead."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    if size > 0.9 * free:
-        raise UserError(f"{what} would take {size / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; {instead}")

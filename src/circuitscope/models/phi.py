@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from circuitscope.errors import UserError, shown, unknown
-from circuitscope.mixers.phi import Factor, check_fits, product
+from circuitscope.memory import check_fits
+from circuitscope.mixers.phi import Factor, product
 from circuitscope.models.hooked_lm import HookedLM
 
 Reduce = Literal["mean", "mean_abs"]

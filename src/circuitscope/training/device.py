@@ -1,17 +1,14 @@
 """Where a run computes: the device, the precision, and what is set up on it."""
 
-import ctypes
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+from circuitscope.config.train import TrainConfig
 from circuitscope.errors import UserError
-from circuitscope.training.config import TrainConfig
-
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+from circuitscope.memory import keep_freed_memory
 
 
 def choose_device(name: str) -> torch.device:
@@ -47,20 +44,3 @@ def set_up(device: torch.device, config: TrainConfig) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
-
-
-def keep_freed_memory() -> None:
-    """Lets glibc keep freed blocks of up to 32 MB for the next step instead of returning them.
-
-    Otherwise every large temporary is mapped and page-faulted anew each step; at the default size
-    that is a third of the step. Elsewhere than on glibc nothing is done.
-    """
-    if sys.platform != "linux":
-        return
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return
-    mallopt(_M_MMAP_THRESHOLD, 1 << 25)
-    mallopt(_M_TRIM_THRESHOLD, 1 << 29)
-    mallopt(_M_TOP_PAD, 1 << 26)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from circuitscope.training.config import TrainConfig
+from circuitscope.config.train import TrainConfig
 
 _MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}
 

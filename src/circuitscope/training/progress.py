@@ -4,7 +4,7 @@ import time
 from types import TracebackType
 from typing import Any, Protocol
 
-from circuitscope.training.run import Run
+from circuitscope.runs.run import Run
 
 
 class Progress(Protocol):

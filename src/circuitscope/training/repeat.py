@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import torch
 
 from circuitscope.errors import UserError
-from circuitscope.training.checkpoints import Tensors, checkpoint_name, snapshot, write_checkpoint
+from circuitscope.runs.checkpoints import Tensors, checkpoint_name, snapshot, write_checkpoint
+from circuitscope.runs.run import Run
 from circuitscope.training.device import choose_device, set_up
 from circuitscope.training.progress import Progress, Silent
-from circuitscope.training.run import Run
 from circuitscope.training.trainer import Trainer
 
 

@@ -1,8 +1,8 @@
-"""Pure functions of the step: the learning rate, what is saved when, which resume points stay."""
+"""Pure functions of the step: the learning rate, and what is saved when."""
 
 import math
 
-from circuitscope.training.config import TrainConfig
+from circuitscope.config.train import TrainConfig
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
@@ -28,19 +28,3 @@ def saves_checkpoint(step: int, config: TrainConfig) -> bool:
 def saves_resume_point(step: int, config: TrainConfig) -> bool:
     """Whether a resume point is saved after `step` updates. Step 0 needs none: it follows from the seed."""
     return step > 0 and (step % config.resume_every == 0 or step == config.steps)
-
-
-def spread(steps: list[int], keep: int) -> list[int]:
-    """The `keep` resume points to hold on to: the newest, and earlier ones with even gaps.
-
-    Drops one at a time the point whose absence leaves the smallest gap, counting from step 0. Applied
-    after every save it keeps the largest gap within about twice the best possible.
-    """
-    kept = sorted(steps)
-    while len(kept) > keep:
-        before = [0, *kept]
-        gaps = [kept[i + 1] - before[i] for i in range(len(kept) - 1)]
-        if not gaps:
-            break
-        del kept[gaps.index(min(gaps))]
-    return kept

@@ -5,7 +5,7 @@ from typing import Any
 
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError
-from circuitscope.training.run import Run
+from circuitscope.runs.run import Run
 
 Tracker = Callable[[dict[str, Any]], None]
 

@@ -22,15 +22,15 @@ from circuitscope.config import RunConfig
 from circuitscope.errors import RunFailed
 from circuitscope.kernels.cross_entropy import linear_cross_entropy
 from circuitscope.models import HookedLM
+from circuitscope.runs.checkpoints import CheckpointWriter
+from circuitscope.runs.metrics import MetricsLog, read_metrics
+from circuitscope.runs.run import Run, State, create_run
+from circuitscope.runs.store import DamagedFile
 from circuitscope.tasks import Batch, Split
-from circuitscope.training.checkpoints import CheckpointWriter
 from circuitscope.training.device import autocast, choose_device, set_up
-from circuitscope.training.metrics import MetricsLog, read_metrics
 from circuitscope.training.optimizer import make_optimizer, moments_of, restore_moments
 from circuitscope.training.progress import Progress, Silent
-from circuitscope.training.run import Run, State, create_run
 from circuitscope.training.schedule import learning_rate, saves_checkpoint, saves_resume_point
-from circuitscope.training.store import DamagedFile
 from circuitscope.training.trackers import Tracker, check_trackers, trackers_for
 
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from circuitscope.errors import UserError
-from circuitscope.training.run import Run
+from circuitscope.runs.run import Run
 from circuitscope.viz.seeds import Band, Group, groups_of
 from circuitscope.viz.style import COLOURS, GREY, Sheet, look, plain, save, written
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from circuitscope.analysis.edges import named_edges
 from circuitscope.analysis.scores import Weighting, weights_on
 from circuitscope.errors import UserError, shown, unknown
-from circuitscope.mixers.phi import Factor, check_fits, product
+from circuitscope.memory import check_fits
+from circuitscope.mixers.phi import Factor, product
 from circuitscope.models import HookedLM
 from circuitscope.models.phi import factor_names
 from circuitscope.tasks import Batch

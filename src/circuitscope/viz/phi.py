@@ -8,8 +8,8 @@ from circuitscope.analysis.over_training import data_of, saved_steps
 from circuitscope.analysis.steps import Steps, choose_steps
 from circuitscope.errors import UserError, shown
 from circuitscope.models import HookedLM
+from circuitscope.runs.run import Run
 from circuitscope.tasks import Batch, Layout
-from circuitscope.training.run import Run
 from circuitscope.viz.heatmap import Axis, Scale, heatmap
 from circuitscope.viz.panels import MOST, Heads, Panel, core_name, factors_to_draw, read_panels, strongest_heads
 from circuitscope.viz.style import Sheet, written

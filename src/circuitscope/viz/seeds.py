@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from circuitscope.training.run import Run
+from circuitscope.runs.run import Run
 
 _NO_MATTER = {"seed", "data_seed", "threads", "device", "tensorboard", "wandb"}
 _WHEN_SAVED = {"save_every", "save_schedule", "resume_every", "keep_resume", "log_every", "eval_every"}

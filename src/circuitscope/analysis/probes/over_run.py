@@ -26,8 +26,8 @@ from circuitscope.analysis.steps import Steps
 from circuitscope.errors import UserError, shown
 from circuitscope.hooks import HookedRootModule
 from circuitscope.models import HookedLM
+from circuitscope.runs.run import Run
 from circuitscope.tasks import Batch
-from circuitscope.training.run import Run
 
 SEQUENCES = 1536  # two thirds to train on, one third to test on
 COLUMNS = {

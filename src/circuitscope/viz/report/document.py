@@ -17,9 +17,9 @@ from circuitscope.analysis import over_training
 from circuitscope.analysis.over_training import SEQUENCES, Silent, Watcher
 from circuitscope.analysis.steps import Steps, choose_steps
 from circuitscope.errors import UserError
+from circuitscope.runs.run import Run, newest_run
+from circuitscope.runs.store import write_text
 from circuitscope.tasks import Role
-from circuitscope.training.run import Run, newest_run
-from circuitscope.training.store import write_text
 from circuitscope.viz.report.facts import facts, scores_of, strongest_source
 from circuitscope.viz.report.pictures import Examples, Need, Pictures, Plan, plan, sources, spread, views
 

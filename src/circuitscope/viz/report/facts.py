@@ -10,7 +10,7 @@ from circuitscope.analysis import over_training
 from circuitscope.analysis.over_training import Watcher
 from circuitscope.analysis.score_rows import Data
 from circuitscope.errors import UserError
-from circuitscope.training.run import Run
+from circuitscope.runs.run import Run
 from circuitscope.viz.report.pictures import View
 
 if TYPE_CHECKING:

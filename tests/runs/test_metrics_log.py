@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from circuitscope.training.metrics import MetricsLog, read_metrics
-from circuitscope.training.run import Run
+from circuitscope.runs.metrics import MetricsLog, read_metrics
+from circuitscope.runs.run import Run
 from circuitscope.training.schedule import learning_rate
 from circuitscope.training.trainer import resume, train
 from tiny_run import Crash, CrashAt, rows, tiny

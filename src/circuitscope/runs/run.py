@@ -22,9 +22,9 @@ from filelock import FileLock, Timeout
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError, unknown
 from circuitscope.models import HookedLM
-from circuitscope.training.checkpoints import Checkpoints
-from circuitscope.training.metrics import read_metrics
-from circuitscope.training.store import DamagedFile, overwrite_text, write_text
+from circuitscope.runs.checkpoints import Checkpoints
+from circuitscope.runs.metrics import read_metrics
+from circuitscope.runs.store import DamagedFile, overwrite_text, write_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """metrics.jsonl as a table; `circuitscope.training.metrics` says what the columns are."""
+        """metrics.jsonl as a table; `circuitscope.runs.metrics` says what the columns are."""
         import pandas as pd
 
         return pd.DataFrame(read_metrics(self.path))

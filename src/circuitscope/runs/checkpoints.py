@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from circuitscope.errors import RunFailed, UserError
-from circuitscope.training.schedule import spread
-from circuitscope.training.store import DamagedFile, read_tensors, remove_leftovers, write_tensors
+from circuitscope.runs.store import DamagedFile, read_tensors, remove_leftovers, write_tensors
 
 _NAME = re.compile(r"step-(\d{8,})\.safetensors")
 _WAITING = 2  # snapshots in memory before training waits for the disk
@@ -157,6 +156,22 @@ def _read(path: Path, step: int) -> Tensors:
     if metadata.get("step") != str(step):
         raise DamagedFile(f"{path} is damaged: it holds step {metadata.get('step')}")
     return tensors
+
+
+def spread(steps: list[int], keep: int) -> list[int]:
+    """The `keep` resume points to hold on to: the newest, and earlier ones with even gaps.
+
+    Drops one at a time the point whose absence leaves the smallest gap, counting from step 0. Applied
+    after every save it keeps the largest gap within about twice the best possible.
+    """
+    kept = sorted(steps)
+    while len(kept) > keep:
+        before = [0, *kept]
+        gaps = [kept[i + 1] - before[i] for i in range(len(kept) - 1)]
+        if not gaps:
+            break
+        del kept[gaps.index(min(gaps))]
+    return kept
 
 
 def snapshot(tensors: Iterable[tuple[str, torch.Tensor]]) -> Tensors:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from circuitscope.errors import UserError
-from circuitscope.training.run import Run, create_run, newest_run, runs_in
+from circuitscope.runs.run import Run, create_run, newest_run, runs_in
 from circuitscope.training.trainer import train
 from tiny_run import listing, tiny
 
@@ -91,7 +91,7 @@ def test_a_run_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("circuitscope.training.run.write_text", fail)
+    monkeypatch.setattr("circuitscope.runs.run.write_text", fail)
     with pytest.raises(UserError, match="No space left on device"):
         create_run(tiny(), root=tmp_path)
     assert list(tmp_path.iterdir()) == []

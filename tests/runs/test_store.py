@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import circuitscope
-from circuitscope.training import store
-from circuitscope.training.checkpoints import Checkpoints
-from circuitscope.training.store import DamagedFile, read_tensors, remove_leftovers, write_tensors, write_text
+from circuitscope.runs import store
+from circuitscope.runs.checkpoints import Checkpoints
+from circuitscope.runs.store import DamagedFile, read_tensors, remove_leftovers, write_tensors, write_text
 from tiny_run import same_bits, tiny
 
 DTYPES = (

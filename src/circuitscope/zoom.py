@@ -6,9 +6,9 @@ from pathlib import Path
 from circuitscope.analysis.phases import Transition, transitions
 from circuitscope.analysis.timeline import curves_of
 from circuitscope.errors import UserError
+from circuitscope.runs.run import Run
 from circuitscope.training.progress import Progress
 from circuitscope.training.repeat import Repetition, repeat
-from circuitscope.training.run import Run
 
 _CHECKPOINTS = 50  # about so many in the stretch unless told
 _ROUND = (1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000)

@@ -1,0 +1,40 @@
+"""Memory: whether something fits, and how blocks that were freed are kept for reuse."""
+
+import ctypes
+import sys
+
+import psutil
+import torch
+
+from circuitscope.errors import UserError
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+
+
+def check_fits(
+    size: int,
+    device: torch.device,
+    what: str,
+    instead: str = 'use fewer sequences, circuitscope.phi(..., reduce="mean_abs"), or circuitscope.phi_chunks',
+) -> None:
+    """Refuses to build more bytes than are free, and says what to call instead."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if size > 0.9 * free:
+        raise UserError(f"{what} would take {size / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; {instead}")
+
+
+def keep_freed_memory() -> None:
+    """Lets glibc keep freed blocks of up to 32 MB for the next step instead of returning them.
+
+    Otherwise every large temporary is mapped and page-faulted anew each step; at the default size
+    that is a third of the step. Elsewhere than on glibc nothing is done.
+    """
+    if sys.platform != "linux":
+        return
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(_M_MMAP_THRESHOLD, 1 << 25)
+    mallopt(_M_TRIM_THRESHOLD, 1 << 29)
+    mallopt(_M_TOP_PAD, 1 << 26)

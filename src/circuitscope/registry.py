@@ -1,0 +1,87 @@
+"""Things known by name: this package's own, and what others add by a decorator or by an entry point.
+
+An installed package adds to a registry through the entry-point group `circuitscope.<plural>`: the entry names a
+module (or an object in one) whose import registers what it holds. Entry points load when a name is first looked up.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
+
+from circuitscope.errors import UserError, unknown
+
+Thing = TypeVar("Thing")
+_OWN = "circuitscope."
+
+
+class Registry(Mapping[str, Thing], Generic[Thing]):
+    """A mapping from names to things; an unknown name is an error that gives the nearest valid one.
+
+    Args:
+        kind: what one of them is called, for messages: "mixer".
+        plural: of the entry-point group: "mixers" for `circuitscope.mixers`.
+    """
+
+    def __init__(self, kind: str, plural: str):
+        self.kind, self.group = kind, f"circuitscope.{plural}"
+        self._things: dict[str, Thing] = {}
+        self._from: dict[str, str] = {}  # the module that registered each
+        self._loaded = False
+
+    def add(self, name: str, thing: Thing, module: str) -> None:
+        """Registers a thing; `module` says who brings it. A name of this package cannot be taken by another."""
+        before = self._from.get(name)
+        if before is not None and before != module:
+            whose = "circuitscope's own" if before.startswith(_OWN) else f"registered by {before}"
+            raise UserError(f"{module} cannot register the {self.kind} '{name}': that name is {whose}; choose another")
+        self._things[name], self._from[name] = thing, module
+
+    def register(self, name: str) -> Callable[[Any], Any]:
+        """A decorator that registers a class or function under a name."""
+
+        def remember(thing: Any) -> Any:
+            self.add(name, thing, thing.__module__)
+            return thing
+
+        return remember
+
+    def own(self) -> list[str]:
+        """Names that come with this package."""
+        return [name for name, module in self._from.items() if module.startswith(_OWN)]
+
+    def __getitem__(self, name: object) -> Thing:
+        self._load()
+        if not isinstance(name, str) or name not in self._things:
+            raise unknown(self.kind, name, self._things)
+        return self._things[name]
+
+    def __contains__(self, name: object) -> bool:
+        self._load()
+        return name in self._things
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
+        return iter(self._things)
+
+    def __len__(self) -> int:
+        self._load()
+        return len(self._things)
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        for point in entry_points(group=self.group):
+            self._load_one(point)
+
+    def _load_one(self, point: EntryPoint) -> None:
+        try:
+            point.load()
+        except UserError:
+            raise
+        except Exception as error:
+            package = point.dist.name if point.dist is not None else point.value
+            raise UserError(
+                f"the installed package {package} brings the {self.kind} '{point.name}' and cannot be loaded:"
+                f" {type(error).__name__}: {error}; repair or uninstall it"
+            ) from None
