@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from circuitscope.analysis.phases import Transition, transitions
-from circuitscope.analysis.timeline import curves_of
+from circuitscope.analysis.phases.detection import Transition, transitions
+from circuitscope.analysis.phases.timeline import curves_of
 from circuitscope.errors import UserError
 from circuitscope.runs.run import Run
 from circuitscope.training.progress import Progress

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from circuitscope.analysis.answers import answers
+from circuitscope.analysis.scores.answers import answers
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from planted import planted_conv_mamba, planted_induction, planted_task
 
-from circuitscope.analysis.causes import COLUMNS, cause_rows
+from circuitscope.analysis.causal.battery import COLUMNS, cause_rows
 from circuitscope.analysis.summary import cause_lines
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ import torch
 
 import circuitscope as cs
 from circuitscope.analysis import over_training
-from circuitscope.analysis.checkpoint_rows import in_order, readable_at_once
-from circuitscope.analysis.over_training import analyze
+from circuitscope.analysis.checkpoints.in_order import in_order, readable_at_once
+from circuitscope.analysis.checkpoints.runner import analyze
 from circuitscope.training.trainer import train
 from tiny_run import Listens, tiny
 

@@ -6,8 +6,8 @@ import torch
 from planted import planted_conv_mamba, planted_induction, planted_task
 
 import circuitscope as cs
-from circuitscope.analysis.circuit import circuit_of, circuit_rows, find_circuit
-from circuitscope.analysis.weights import compositions
+from circuitscope.analysis.causal.circuit import circuit_of, circuit_rows, find_circuit
+from circuitscope.analysis.scores.head_weights import compositions
 from circuitscope.errors import UserError
 from circuitscope.tasks import NO_LABEL, Batch
 

@@ -8,8 +8,8 @@ from transformer_lens.hook_points import HookPoint
 
 import circuitscope as cs
 from circuitscope.analysis import decay as decay_module
-from circuitscope.analysis.decay import layer_decay, without_D
-from circuitscope.analysis.lag_profile import (
+from circuitscope.analysis.decay.layer_decay import layer_decay, without_D
+from circuitscope.analysis.decay.lag_profile import (
     fit_decay,
     half_mass,
     mean_distance,

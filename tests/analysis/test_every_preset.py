@@ -5,9 +5,9 @@ import math
 import pytest
 
 import circuitscope as cs
-from circuitscope.analysis.circuit import find_circuit
-from circuitscope.analysis.decay_rows import decay_rows
-from circuitscope.analysis.score_rows import Data, check_scores, score_rows
+from circuitscope.analysis.causal.circuit import find_circuit
+from circuitscope.analysis.decay.rows import decay_rows
+from circuitscope.analysis.scores.rows import Data, check_scores, score_rows
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 import circuitscope as cs
-from circuitscope.analysis.gradient_reach import gradient_reach, layer_index
+from circuitscope.analysis.decay.gradient_reach import gradient_reach, layer_index
 from circuitscope.errors import UserError
 
 pytestmark = pytest.mark.slow

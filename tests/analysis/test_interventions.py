@@ -11,7 +11,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 import circuitscope as cs
 from circuitscope.analysis import Edges, binding_score, named_edges, recall_score, sites
-from circuitscope.analysis.interventions import Effect, _derangement, ablate, accuracy, cut, knock_out
+from circuitscope.analysis.causal.interventions import Effect, _derangement, ablate, accuracy, cut, knock_out
 from circuitscope.tasks import NO_LABEL, Batch
 
 pytestmark = pytest.mark.slow

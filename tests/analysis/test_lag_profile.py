@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from circuitscope.analysis.lag_profile import (
+from circuitscope.analysis.decay.lag_profile import (
     fit_decay,
     half_mass,
     jackknife_stderr,

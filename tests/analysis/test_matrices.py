@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis.matrices import Reading, matrices
+from circuitscope.analysis.reading.opened import Reading, matrices
 
 module = sys.modules[Reading.__module__]  # `analysis.matrices` is the function
 TOKENS = torch.randint(64, (6, 16), generator=torch.Generator().manual_seed(0))

@@ -9,8 +9,8 @@ import torch
 
 import circuitscope as cs
 from circuitscope.analysis import over_training
-from circuitscope.analysis.over_training import analyze
-from circuitscope.analysis.score_rows import COLUMNS, Data, check_scores, score_rows
+from circuitscope.analysis.checkpoints.runner import analyze
+from circuitscope.analysis.scores.rows import COLUMNS, Data, check_scores, score_rows
 from circuitscope.errors import UserError
 from circuitscope.training.trainer import train
 from tiny_run import Listens, tiny

@@ -10,7 +10,7 @@ from transformer_lens.tools.analysis.attribution_patching import cache_activatio
 
 import circuitscope as cs
 from circuitscope.analysis import sites
-from circuitscope.analysis.patching import attribution_patching, exchange_values, interchange
+from circuitscope.analysis.causal.patching import attribution_patching, exchange_values, interchange
 from circuitscope.tasks import Role
 
 pytestmark = pytest.mark.slow

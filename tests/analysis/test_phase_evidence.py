@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
-from circuitscope.analysis.phase_evidence import FLOOR, RHOS, SIZES, Baselines, Grid, baselines
-from circuitscope.analysis.phase_simulation import correlated, evaluations
+from circuitscope.analysis.phases.evidence import FLOOR, RHOS, SIZES, Baselines, Grid, baselines
+from circuitscope.analysis.phases.simulation import correlated, evaluations
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis.interventions import accuracy
+from circuitscope.analysis.causal.interventions import accuracy
 from circuitscope.analysis.probes import Definition, collect, examples_of, remove
 from circuitscope.analysis.probes.activations import embedding_of, matching_hooks, read
 from circuitscope.analysis.probes.removal import _projecting, accuracy_without, mean_at, random_directions

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis.over_training import Silent
+from circuitscope.analysis.checkpoints.runner import Silent
 from circuitscope.analysis.probes import Definition, fit, probe, probe_model
 from circuitscope.analysis.probes.over_run import COLUMNS, Data, probe_rows
 from circuitscope.errors import UserError

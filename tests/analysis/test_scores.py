@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis.edges import EDGES, between_roles, named_edges
-from circuitscope.analysis.scores import (
+from circuitscope.analysis.scores.edges import EDGES, between_roles, named_edges
+from circuitscope.analysis.scores.weight_on_edges import (
     binding_score,
     default_weighting,
     duplicate_score,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from circuitscope.analysis.steps import choose_steps
+from circuitscope.analysis.checkpoints.steps import choose_steps
 from circuitscope.errors import UserError
 
 SAVED = [0, 100, 200, 250, 300, 400]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from circuitscope.analysis.over_training import analyze, circuits
-from circuitscope.analysis.timeline import strongest, timeline
+from circuitscope.analysis.checkpoints.runner import analyze, circuits
+from circuitscope.analysis.phases.timeline import strongest, timeline
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis.transition import (
+from circuitscope.analysis.decay.transition import (
     Gate,
     delta_products,
     gated_norm,

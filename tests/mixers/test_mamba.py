@@ -15,7 +15,7 @@ from contract import (
 from circuitscope.mixers.mamba import Mamba, MambaConfig
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.hooked_lm import HookedLM
-from circuitscope.models.phi import phi
+from circuitscope.models.mixing_matrix import phi
 
 VARIANTS = {
     "whole": {},

@@ -6,7 +6,7 @@ import torch
 
 import circuitscope as cs
 from circuitscope import mixers
-from circuitscope.models.phi import factor_names
+from circuitscope.models.mixing_matrix import factor_names
 
 TOKENS = torch.randint(9, (2, 12), generator=torch.Generator().manual_seed(0))
 NAMES = [name for name in mixers.names() if name != "lstm"]

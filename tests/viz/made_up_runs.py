@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from circuitscope.analysis.over_training import DECAY_COLUMNS
-from circuitscope.analysis.score_rows import COLUMNS
+from circuitscope.analysis.checkpoints.runner import DECAY_COLUMNS
+from circuitscope.analysis.scores.rows import COLUMNS
 from circuitscope.config import RunConfig
 from circuitscope.runs.run import Run
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis.over_training import data_of
-from circuitscope.analysis.scores import score
+from circuitscope.analysis.checkpoints.runner import data_of
+from circuitscope.analysis.scores.weight_on_edges import score
 from circuitscope.errors import UserError
 from circuitscope.mixers.phi import Factor
 from circuitscope.training.trainer import train

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 import circuitscope as cs
-from circuitscope.analysis.over_training import Silent
+from circuitscope.analysis.checkpoints.runner import Silent
 from circuitscope.cli.report import report as command
 from circuitscope.training.trainer import train
 from circuitscope.viz.report import report

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis.score_rows import Data, score_rows
+from circuitscope.analysis.scores.rows import Data, score_rows
 from circuitscope.viz.report import pictures
 from circuitscope.viz.report.pictures import (
     Examples,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from circuitscope.analysis.circuit import Circuit
-from circuitscope.analysis.timeline import Timeline, curve_at, place_name, strongest
+from circuitscope.analysis.causal.circuit import Circuit
+from circuitscope.analysis.phases.timeline import Timeline, curve_at, place_name, strongest
 from circuitscope.runs.run import Run
 
 _SHOWN = {

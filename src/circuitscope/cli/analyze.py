@@ -83,8 +83,8 @@ def analyze(
 
 def _analyze(runs: Sequence[Any], wanted: dict[str, bool], steps: str | None, sequences: int) -> None:
     from circuitscope.analysis import over_training, summary
-    from circuitscope.analysis.steps import choose_steps
-    from circuitscope.analysis.timeline import timeline
+    from circuitscope.analysis.checkpoints.steps import choose_steps
+    from circuitscope.analysis.phases.timeline import timeline
     from circuitscope.cli.watch import watching
 
     decays = {}

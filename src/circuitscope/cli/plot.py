@@ -158,8 +158,8 @@ def _by_name(runs: "Sequence[Run]", tables: Sequence[Any]) -> dict[str, Any]:
 
 def _bump(run: "Run") -> "Bump | None":
     """First and last step of the largest fall of the validation loss, where one stands out."""
-    from circuitscope.analysis.phases import transitions
-    from circuitscope.analysis.timeline import curves_of
+    from circuitscope.analysis.phases.detection import transitions
+    from circuitscope.analysis.phases.timeline import curves_of
     from circuitscope.errors import UserError
 
     try:

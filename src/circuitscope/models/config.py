@@ -67,8 +67,10 @@ class ModelConfig(Section):
             if len(mixers) == 1:
                 mixers = list(mixers) * layers
         data["mixers"] = mixers
-        if not all(mixer_config(m).needs_positions for m in mixers):
+        configs = [mixer_config(m) for m in mixers]
+        if not all(config.blind_to_order for config in configs):
             data.setdefault("positions", "none")
+        if not all(config.default_init == "gpt2" for config in configs):
             data.setdefault("init", "native")
             data.setdefault("rescale_residual", data["init"] == "native")
         return data

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError, unknown
-from circuitscope.models import HookedLM
+from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs.checkpoints import Checkpoints
 from circuitscope.runs.metrics import read_metrics
 from circuitscope.runs.store import DamagedFile, overwrite_text, write_text

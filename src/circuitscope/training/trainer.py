@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from circuitscope.config import RunConfig
 from circuitscope.errors import RunFailed
 from circuitscope.kernels.cross_entropy import linear_cross_entropy
-from circuitscope.models import HookedLM
+from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs.checkpoints import CheckpointWriter
 from circuitscope.runs.metrics import MetricsLog, read_metrics
 from circuitscope.runs.run import Run, State, create_run

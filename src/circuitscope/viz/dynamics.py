@@ -138,7 +138,7 @@ def _draw_score(
     colour: str,
     label: str,
 ) -> None:
-    from circuitscope.analysis.timeline import curve_at, place_name, strongest
+    from circuitscope.analysis.phases.timeline import curve_at, place_name, strongest
 
     curves, places = [], []
     for i in group.at:

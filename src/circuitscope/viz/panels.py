@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from circuitscope.analysis.edges import named_edges
-from circuitscope.analysis.scores import Weighting, weights_on
+from circuitscope.analysis.scores.edges import named_edges
+from circuitscope.analysis.scores.weight_on_edges import Weighting, weights_on
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.memory import check_fits
 from circuitscope.mixers.phi import Factor, product
-from circuitscope.models import HookedLM
-from circuitscope.models.phi import factor_names
+from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.models.mixing_matrix import factor_names
 from circuitscope.tasks import Batch
 
 Heads = Literal["all", "mean", "mean_abs"] | Sequence[int]

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from circuitscope.analysis.edges import named_edges
-from circuitscope.analysis.over_training import data_of, saved_steps
-from circuitscope.analysis.steps import Steps, choose_steps
+from circuitscope.analysis.checkpoints.runner import data_of, saved_steps
+from circuitscope.analysis.checkpoints.steps import Steps, choose_steps
+from circuitscope.analysis.scores.edges import named_edges
 from circuitscope.errors import UserError, shown
-from circuitscope.models import HookedLM
+from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs.run import Run
 from circuitscope.tasks import Batch, Layout
 from circuitscope.viz.heatmap import Axis, Scale, heatmap

@@ -73,7 +73,7 @@ def scores(frames: Mapping[str, pd.DataFrame], *, names: Sequence[str] | None = 
 
 
 def _places(axes: Axes, frame: pd.DataFrame, score: str, run: str, kept: list[pd.DataFrame]) -> None:
-    from circuitscope.analysis.timeline import place_name
+    from circuitscope.analysis.phases.timeline import place_name
 
     rows = frame[(frame.score == score) & (frame.weighting != "signed")]
     rows = rows[(rows.factor == "pattern") == rows["head"].notna()]
@@ -93,7 +93,7 @@ def _places(axes: Axes, frame: pd.DataFrame, score: str, run: str, kept: list[pd
 
 
 def _runs(axes: Axes, frames: Mapping[str, pd.DataFrame], score: str, kept: list[pd.DataFrame]) -> None:
-    from circuitscope.analysis.timeline import curve_at, place_name, strongest
+    from circuitscope.analysis.phases.timeline import curve_at, place_name, strongest
 
     for (run, frame), colour in zip(frames.items(), COLOURS * len(frames), strict=False):
         place = strongest(frame, score)

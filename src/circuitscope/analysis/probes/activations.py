@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from circuitscope.analysis.probes.targets import Examples
-from circuitscope.analysis.sites import (
+from circuitscope.analysis.reading.hooked import (
     Hooks,
     is_matrix,
     layer_of,
@@ -26,8 +26,8 @@ from circuitscope.analysis.sites import (
     undisturbed,
 )
 from circuitscope.errors import UserError, unknown
-from circuitscope.hooks import HookedRootModule
-from circuitscope.models import HookedLM
+from circuitscope.lens import HookedRootModule
+from circuitscope.models.hooked_lm import HookedLM
 
 Features = NDArray[np.float32]
 State = Float[Tensor, "site head inner d_outer"]

@@ -12,20 +12,20 @@ import numpy as np
 import pandas as pd
 import torch
 
-from circuitscope.analysis.interventions import Effect
-from circuitscope.analysis.over_training import SEQUENCES as _ANY
-from circuitscope.analysis.over_training import Watcher, over_checkpoints
+from circuitscope.analysis.causal.interventions import Effect
+from circuitscope.analysis.checkpoints.runner import SEQUENCES as _ANY
+from circuitscope.analysis.checkpoints.runner import Watcher, over_checkpoints
+from circuitscope.analysis.checkpoints.steps import Steps
 from circuitscope.analysis.probes.activations import Features, collect, embedding_of, matching_hooks
 from circuitscope.analysis.probes.definition import Definition
 from circuitscope.analysis.probes.estimators import Floats
 from circuitscope.analysis.probes.fitting import Fit, TooFewExamples, fit
 from circuitscope.analysis.probes.removal import accuracy_without, mean_at, random_directions
 from circuitscope.analysis.probes.targets import Examples, examples_of
-from circuitscope.analysis.sites import layer_of
-from circuitscope.analysis.steps import Steps
+from circuitscope.analysis.reading.hooked import layer_of
 from circuitscope.errors import UserError, shown
-from circuitscope.hooks import HookedRootModule
-from circuitscope.models import HookedLM
+from circuitscope.lens import HookedRootModule
+from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs.run import Run
 from circuitscope.tasks import Batch
 

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from circuitscope.analysis.interventions import Effect, PerSequence, accuracy
+from circuitscope.analysis.causal.interventions import Effect, PerSequence, accuracy
 from circuitscope.analysis.probes.activations import as_heads, read_groups
-from circuitscope.analysis.sites import on_device_of, seen_at, slices, undisturbed
+from circuitscope.analysis.reading.hooked import on_device_of, seen_at, slices, undisturbed
 from circuitscope.errors import UserError
-from circuitscope.hooks import HookedRootModule
+from circuitscope.lens import HookedRootModule
 from circuitscope.tasks import NO_LABEL, Batch
 
 Where = Bool[Tensor, "batch pos"]

@@ -14,8 +14,8 @@ from typing import Any
 
 from circuitscope import __version__
 from circuitscope.analysis import over_training
-from circuitscope.analysis.over_training import SEQUENCES, Silent, Watcher
-from circuitscope.analysis.steps import Steps, choose_steps
+from circuitscope.analysis.checkpoints.runner import SEQUENCES, Silent, Watcher
+from circuitscope.analysis.checkpoints.steps import Steps, choose_steps
 from circuitscope.errors import UserError
 from circuitscope.runs.run import Run, newest_run
 from circuitscope.runs.store import write_text

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from circuitscope.analysis import over_training
-from circuitscope.analysis.over_training import Watcher
-from circuitscope.analysis.score_rows import Data
+from circuitscope.analysis.checkpoints.runner import Watcher
+from circuitscope.analysis.scores.rows import Data
 from circuitscope.errors import UserError
 from circuitscope.runs.run import Run
 from circuitscope.viz.report.pictures import View
 
 if TYPE_CHECKING:
-    from circuitscope.analysis.timeline import Timeline
+    from circuitscope.analysis.phases.timeline import Timeline
 
 HEADLINE = ("binding", "recall", "induction")
 _POINTS = 1500  # of a curve at most
@@ -22,8 +22,8 @@ _POINTS = 1500  # of a curve at most
 
 def facts(run: Run, scores: pd.DataFrame, data: Data, watcher: Watcher) -> dict[str, Any]:
     """Heading, verdict, circuit, curves, headline scores, transitions and config of a run."""
+    from circuitscope.analysis.phases.timeline import chance, timeline
     from circuitscope.analysis.summary import heading
-    from circuitscope.analysis.timeline import chance, timeline
 
     steps = sorted(int(s) for s in scores.step.unique())
     when: Timeline | UserError
@@ -59,7 +59,7 @@ def scores_of(view: View, scores: pd.DataFrame, steps: Sequence[int]) -> dict[st
 
 def strongest_source(scores: pd.DataFrame) -> tuple[int, str] | None:
     """Layer and factor where recall (else induction) ends highest."""
-    from circuitscope.analysis.timeline import strongest
+    from circuitscope.analysis.phases.timeline import strongest
 
     for score in ("recall", "induction", "previous_token"):
         if (place := strongest(scores, score)) is not None:
@@ -129,7 +129,7 @@ def _curves(run: Run) -> dict[str, Any]:
 
 
 def _headline(scores: pd.DataFrame) -> Iterable[dict[str, Any]]:
-    from circuitscope.analysis.timeline import curve_at, place_name, strongest
+    from circuitscope.analysis.phases.timeline import curve_at, place_name, strongest
 
     for score in HEADLINE:
         if (place := strongest(scores, score)) is None:

@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from circuitscope.analysis.matrices import Mixing, Reading
-from circuitscope.analysis.score_rows import Data
+from circuitscope.analysis.reading.opened import Mixing, Reading
+from circuitscope.analysis.scores.rows import Data
 from circuitscope.errors import UserError
-from circuitscope.models import HookedLM
+from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.tasks import Batch
 
 BUDGET = 17e6  # bytes of matrices in one report, before they are compressed

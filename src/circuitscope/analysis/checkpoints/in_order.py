@@ -12,10 +12,9 @@ from typing import TypeVar
 
 import torch
 
-from circuitscope.analysis.score_rows import Row
-from circuitscope.mixers import AttentionConfig
-from circuitscope.models import HookedLM
+from circuitscope.analysis.registry import Row
 from circuitscope.models.config import ModelConfig
+from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs.run import Run
 from circuitscope.runs.store import DamagedFile
 
@@ -59,8 +58,8 @@ def rows_in_order(
 
 
 def readable_at_once(model: ModelConfig) -> int:
-    """How many checkpoints of a model are best read at once: one a thread of torch's up to _MOST, or one on all."""
-    torch_alone = all(isinstance(mixer, AttentionConfig) and not mixer.conv_on for mixer in model.mixers)
+    """How many checkpoints of a model are best read at once: one per thread of torch up to _MOST, or one on all."""
+    torch_alone = all(mixer.releases_lock for mixer in model.mixers)
     return min(torch.get_num_threads(), _MOST) if torch_alone else 1
 
 

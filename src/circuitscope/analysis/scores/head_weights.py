@@ -2,26 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from circuitscope.analysis.scores import PerSequence
-from circuitscope.analysis.sites import keeping
+from circuitscope.analysis.reading.hooked import keeping
+from circuitscope.analysis.reading.opened import opened
+from circuitscope.analysis.scores.weight_on_edges import PerSequence
 from circuitscope.errors import UserError
-from circuitscope.models import HookedLM
+from circuitscope.lens import HookedRootModule
 
 _DRAWS = 32
 
 
-def is_attention(model: HookedLM, layer: int) -> bool:
-    """Whether a layer has heads with W_Q, W_K, W_V and W_O."""
-    return hasattr(model.layers[layer].mixer, "W_O")
-
-
-def copying_score(model: HookedLM, layer: int, tokens: Int[Tensor, "batch pos"]) -> PerSequence:
+def copying_score(model: HookedRootModule, layer: int, tokens: Int[Tensor, "batch pos"]) -> PerSequence:
     """How far a head raises the logit of the token it attends to, in −1..1.
 
     For each position j, W_O v_j goes through the final norm's weight and the unembedding to logits of
@@ -29,36 +25,39 @@ def copying_score(model: HookedLM, layer: int, tokens: Int[Tensor, "batch pos"])
     2s − 1 (0 where nothing is raised), averaged over positions. The tokens of a sequence must differ; of n
     tokens a head that copies nothing scores about 2/n − 1.
     """
-    if not is_attention(model, layer):
-        raise UserError(f"copying is of attention heads; layer {layer} is {model.config.mixers[layer].name}")
+    if layer not in opened(model).attention():
+        raise UserError(f"copying is of attention heads; layer {layer} is {opened(model).called(layer)}")
     return copying_scores(model, tokens, [layer])[layer]
 
 
 @torch.no_grad()
 def copying_scores(
-    model: HookedLM, tokens: Int[Tensor, "batch pos"], layers: Sequence[int] | None = None
+    model: HookedRootModule, tokens: Int[Tensor, "batch pos"], layers: Sequence[int] | None = None
 ) -> dict[int, PerSequence]:
-    """`copying_score` by layer, of all that are attention unless told, in one pass of the model."""
+    """`copying_score` by layer, of all that are attention by default, in one pass of the model."""
     ordered = tokens.sort(dim=1).values
     if (ordered[:, 1:] == ordered[:, :-1]).any():
         raise UserError("copying needs sequences of distinct tokens")
-    chosen = [i for i in range(model.config.n_layers) if is_attention(model, i)] if layers is None else layers
+    chosen = list(opened(model).attention()) if layers is None else layers
+    if not chosen:
+        return {}
     names = {i: f"blocks.{i}.mixer.hook_v" for i in chosen}
     values: dict[str, Tensor] = {}
-    with model.hooks(fwd_hooks=[*keeping(list(names.values()), values)]):
-        model.hidden(tokens, at=tokens.new_empty(0))  # what follows the last mixer is not needed anywhere
-    unembedded = model.W_U.T[tokens]
-    return {i: _copying(model, i, values[name], unembedded) for i, name in names.items()}
+    own: Any = model  # only this package's models answer `attention()` with layers
+    with own.hooks(fwd_hooks=[*keeping(list(names.values()), values)]):
+        own.hidden(tokens, at=tokens.new_empty(0))  # what follows the last mixer is not needed anywhere
+    unembedded = own.W_U.T[tokens]
+    return {i: _copying(own, i, values[name], unembedded) for i, name in names.items()}
 
 
 def _copying(
-    model: HookedLM,
+    model: Any,
     layer: int,
     v: Float[Tensor, "batch pos head d_head"],
     unembedded: Float[Tensor, "batch pos d_model"],
 ) -> PerSequence:
     """The copying score of a layer from its values and the unembeddings of the tokens."""
-    y = torch.einsum("bjhd,hdm->bhjm", v, model.layers[layer].mixer.W_O)
+    y = torch.einsum("bjhd,hdm->bhjm", v, opened(model).attention()[layer].W_O)
     y = (y - y.mean(dim=-1, keepdim=True)) * model.ln_final.weight
     logits = torch.einsum("bhjm,btm->bhjt", y, unembedded)
     raised = (logits - logits.mean(dim=-1, keepdim=True)).relu()
@@ -80,17 +79,18 @@ class Composition(NamedTuple):
 
 
 @torch.no_grad()
-def compositions(model: HookedLM) -> Iterator[Composition]:
+def compositions(model: HookedRootModule) -> Iterator[Composition]:
     """‖W_OV W‖ / (‖W_OV‖ ‖W‖) minus the mean of that over Gaussian matrices of the same shapes.
 
     W is W_QK read by the queries (q) or by the keys (k), or the later W_OV (v); Frobenius norms; the
     weight of the later layer's norm is folded in.
     """
-    layers = [i for i in range(model.config.n_layers) if is_attention(model, i)]
-    for later in layers:
-        mixer, norm = model.layers[later].mixer, model.layers[later].ln1.weight[:, None]
-        for earlier in (i for i in layers if i < later):
-            writer = model.layers[earlier].mixer
+    layers = opened(model).attention()
+    for later, mixer in layers.items():
+        norm = cast(Any, model).blocks[later].ln1.weight[:, None]
+        for earlier, writer in layers.items():
+            if earlier >= later:
+                continue
             for g in range(writer.n_heads):
                 written = writer.W_V[g] @ writer.W_O[g]
                 for h in range(mixer.n_heads):
@@ -101,7 +101,7 @@ def compositions(model: HookedLM) -> Iterator[Composition]:
                         "v": norm * mixer.W_V[h] @ mixer.W_O[h],
                     }
                     for through, reader in readers.items():
-                        baseline, spread = _baseline(model.config.d_model, writer.d_head, mixer.d_head)
+                        baseline, spread = _baseline(written.shape[0], writer.d_head, mixer.d_head)
                         value = _ratio(written, reader) - baseline
                         yield Composition((earlier, g), (later, h), through, value, baseline, spread)
 

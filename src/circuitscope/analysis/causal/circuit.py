@@ -9,23 +9,27 @@ at the value and at the positions after it.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 import torch
 
-from circuitscope.analysis.edges import named_edges
-from circuitscope.analysis.interventions import Effect, knock_out
-from circuitscope.analysis.matrices import matrices
-from circuitscope.analysis.scores import summarize, weights_on
-from circuitscope.analysis.weights import compositions
+from circuitscope.analysis.causal.interventions import Effect, knock_out
+from circuitscope.analysis.reading.opened import matrices
+from circuitscope.analysis.registry import Row, analysis
+from circuitscope.analysis.scores.edges import named_edges
+from circuitscope.analysis.scores.head_weights import compositions
+from circuitscope.analysis.scores.held_out import HeldOut
+from circuitscope.analysis.scores.weight_on_edges import summarize, weightings_of, weights_on
 from circuitscope.errors import UserError
-from circuitscope.models import HookedLM
+from circuitscope.lens import HookedRootModule
+from circuitscope.mixers.reading import Product
+from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.runs.run import Run
 from circuitscope.tasks import Batch
 
 Step = Literal["binding", "recall"]
 ENOUGH = 0.5  # share of the accuracy that a knockout must cost for a part to count as used
-SHIFTS = ("conv", "shift")  # factors that stand at `hook_phi_conv`
 _OFFSETS = (0, 1, 2, 3)
 
 
@@ -33,7 +37,8 @@ _OFFSETS = (0, 1, 2, 3)
 class Part:
     """One step of the circuit at one place: how much weight lies on its edges, and what removing them costs.
 
-    `head` is None for a layer as a whole. `weight` is the share of the matrix's row on these edges (of
+    `head` is None for a layer as a whole. `core` says whether the matrix is Φ itself, not a conv or shift before it.
+    `weight` is the share of the matrix's row on these edges (of
     |Φ| over all channels for a layer as a whole), `top` that of its strongest head or channel.
     """
 
@@ -42,6 +47,7 @@ class Part:
     layer: int
     head: int | None
     factor: str
+    core: bool
     weight: float
     stderr: float
     top: tuple[int, float]
@@ -125,25 +131,24 @@ class Circuit:
         assert self.binding is not None
         if self.composition is not None:
             return [f"the second reads the first through its keys: K-composition {self.composition:+.2f} above chance"]
-        if self.binding.factor not in SHIFTS:
+        if self.binding.core:
             return []
         shift = self.binding.factor
-        scan = [
-            p for p in self.tried if p.step == "binding" and p.factor not in SHIFTS and p.layer == self.binding.layer
-        ]
-        borne = f"by the {shift} and by the scan" if any(p.used for p in scan) else f"by the {shift}, not by the scan"
-        most = max((p.effect.share for p in scan), default=0.0)
-        return [f"the shift is done {borne}: the scan's own edges to the key cost at most {most:.2f} of the accuracy"]
+        others = [p for p in self.tried if p.step == "binding" and p.core and p.layer == self.binding.layer]
+        if not others:
+            return []
+        name, most = others[0].factor, max(p.effect.share for p in others)
+        borne = f"by the {shift} and by {name}" if any(p.used for p in others) else f"by the {shift}, not by {name}"
+        return [f"the shift is done {borne}: the edges of {name} to the key cost at most {most:.2f} of the accuracy"]
 
 
-CIRCUIT_COLUMNS = {
-    "run": "string",
-    "step": "int64",
+COLUMNS = {
     "part": "string",
     "edges": "string",
     "layer": "int64",
     "head": "Int64",
     "factor": "string",
+    "core": "bool",
     "weight": "float64",
     "weight_stderr": "float64",
     "top_head": "int64",
@@ -159,7 +164,33 @@ CIRCUIT_COLUMNS = {
 }
 
 
-def circuit_rows(model: HookedLM, batch: Batch) -> Iterator[dict[str, Any]]:
+def _no_circuit(run: Run) -> str:
+    if run.config.task.batch(0, size=1).layout.value_pos is None:
+        return "a recall circuit needs a task with keys, values and queries, such as mqar"
+    with torch.device("meta"):
+        layers = HookedLM(run.config.model).layers
+    has_phi = any(hasattr(block.mixer, "hook_phi") for block in layers)
+    return "" if has_phi else "no layer has Φ, so there is no circuit to look for"
+
+
+@analysis(
+    "circuit",
+    "The parts of the recall circuit, each with the knockout that proves it.",
+    COLUMNS,
+    means={
+        "part": "binding or recall",
+        "core": "whether the matrix is Φ itself",
+        "chosen": "whether this place is part of the circuit",
+    },
+    steps="last",
+    refuses=_no_circuit,
+)
+def circuit_of_model(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
+    """`circuit_rows` on held-out sequences."""
+    return circuit_rows(model, data.own)
+
+
+def circuit_rows(model: HookedRootModule, batch: Batch) -> Iterator[Row]:
     """Every place that `find_circuit` tried, as rows; `chosen` marks the two parts of the circuit."""
     found = find_circuit(model, batch)
     for part in found.tried:
@@ -169,6 +200,7 @@ def circuit_rows(model: HookedLM, batch: Batch) -> Iterator[dict[str, Any]]:
             "layer": part.layer,
             "head": part.head,
             "factor": part.factor,
+            "core": part.core,
             "weight": part.weight,
             "weight_stderr": part.stderr,
             "top_head": part.top[0],
@@ -195,6 +227,7 @@ def circuit_of(rows: pd.DataFrame) -> Circuit:
             layer=row["layer"],
             head=None if pd.isna(row["head"]) else int(row["head"]),
             factor=row["factor"],
+            core=row["core"],
             weight=row["weight"],
             stderr=row["weight_stderr"],
             top=(row["top_head"], row["top_weight"]),
@@ -213,7 +246,7 @@ def circuit_of(rows: pd.DataFrame) -> Circuit:
     )
 
 
-def find_circuit(model: HookedLM, batch: Batch) -> Circuit:
+def find_circuit(model: HookedRootModule, batch: Batch) -> Circuit:
     """Tries both steps in every layer and factor, at the value and up to 3 positions after it.
 
     Positions after the value are tried only where no place carries the step at the value itself.
@@ -241,46 +274,41 @@ def _rank(part: Part) -> float:
 
 
 @torch.no_grad()
-def _parts(model: HookedLM, batch: Batch, step: Step, name: str) -> Iterator[Part]:
+def _parts(model: HookedRootModule, batch: Batch, step: Step, name: str) -> Iterator[Part]:
     """The step at every place, whole layers first, then the heads of those that are used."""
     edges = named_edges(name, batch.layout)
     if not len(edges.src):
         return
     weights: dict[tuple[int, str], list[tuple[float, float]]] = {}
     whole: dict[tuple[int, str], tuple[float, float]] = {}
-    sums: dict[tuple[int, str], torch.Tensor] = {}
-    for layer, factor, heads, of, matrix in matrices(model, batch.tokens):
-        if factor not in (*SHIFTS, core_factor(model, layer)):
+    found: dict[tuple[int, str], Product] = {}
+    total: torch.Tensor | None = None
+    for layer, product, units, matrix in matrices(model, batch.tokens):
+        if not product.hook:  # what cannot be cut by itself cannot be proved
             continue
-        key = (layer, factor)
-        kind: Literal["raw", "abs"] = "raw" if factor == "pattern" else "abs"
+        key = (layer, product.name)
+        found[key], kind = product, weightings_of(product)[0]
         value, stderr, _ = summarize(weights_on([edges], matrix, [kind])[edges.name, kind])
         weights.setdefault(key, []).extend(zip(value.tolist(), stderr.tolist(), strict=True))
         part = matrix.abs().sum(dim=1, keepdim=True)
-        sums[key] = sums[key] + part if key in sums else part
-        if heads.stop == of:
-            value, stderr, _ = summarize(weights_on([edges], sums.pop(key), ["abs"])[edges.name, "abs"])
+        total = part if units.start == 0 or total is None else total + part
+        if units.stop == product.size:
+            value, stderr, _ = summarize(weights_on([edges], total, ["abs"])[edges.name, "abs"])
             whole[key] = (value.item(), stderr.item())
-    for (layer, factor), of_heads in weights.items():
-        through: Literal["conv", "phi"] = "phi" if factor == core_factor(model, layer) else "conv"
-        top = max(range(len(of_heads)), key=lambda h: of_heads[h][0])
-        strongest = (top, of_heads[top][0])
-        lone = 0 if factor == "pattern" and len(of_heads) == 1 else None
-        effect = knock_out(model, batch, edges, layer=layer, factor=through)
-        yield Part(step, name, layer, lone, factor, *whole[layer, factor], strongest, effect)
-        if factor == "pattern" and len(of_heads) > 1 and effect.share >= ENOUGH:
-            for head, weight in enumerate(of_heads):
+    for (layer, name_of), product in found.items():
+        of_units = weights[layer, name_of]
+        top = max(range(len(of_units)), key=lambda h: of_units[h][0])
+        strongest, heads = (top, of_units[top][0]), product.core and product.unit == "head"
+        place = (layer, 0 if heads and len(of_units) == 1 else None, name_of, product.core)
+        effect = knock_out(model, batch, edges, layer=layer, factor=name_of)
+        yield Part(step, name, *place, *whole[layer, name_of], strongest, effect)
+        if heads and len(of_units) > 1 and effect.share >= ENOUGH:
+            for head, weight in enumerate(of_units):
                 effect = knock_out(model, batch, edges, layer=layer, heads=[head])
-                yield Part(step, name, layer, head, factor, *weight, strongest, effect)
+                yield Part(step, name, layer, head, name_of, True, *weight, strongest, effect)
 
 
-def core_factor(model: HookedLM, layer: int) -> str:
-    """What the matrix at `hook_phi` is called among the factors of a layer."""
-    core: tuple[str, ...] = model.layers[layer].mixer.core
-    return core[0] if len(core) == 1 else "phi"
-
-
-def _composition(model: HookedLM, binding: Part | None, recall: Part | None) -> float | None:
+def _composition(model: HookedRootModule, binding: Part | None, recall: Part | None) -> float | None:
     if binding is None or recall is None or binding.head is None or recall.head is None:
         return None
     for c in compositions(model):

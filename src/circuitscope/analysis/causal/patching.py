@@ -24,10 +24,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from circuitscope.analysis.sites import (
+from circuitscope.analysis.reading.hooked import (
     Hooks,
     is_matrix,
-    layer_of,
     logits_at,
     on_device_of,
     seen_at,
@@ -35,7 +34,7 @@ from circuitscope.analysis.sites import (
     undisturbed,
 )
 from circuitscope.errors import UserError, unknown
-from circuitscope.hooks import HookedRootModule
+from circuitscope.lens import HookedRootModule, layer_of
 from circuitscope.tasks import Batch, Layout, Role
 
 By = Literal["role", "pos", "all"]
@@ -98,7 +97,7 @@ def interchange(
 
     Args:
         hooks: names of hooks, whole ("blocks.0.mixer.hook_v") or short ("v": in every layer), or a
-            function of the name; the stream before each layer and what each branch adds, unless told.
+            function of the name; by default the stream before each layer and what each branch adds.
             A matrix [batch, head, dest, src] is patched in the rows of its destinations.
         by: what one patch covers: all positions of a "role" in the layout, one "pos", or "all".
         seed: of the choice of the pairs that trade values.
@@ -120,7 +119,7 @@ def interchange(
             gaps.append(_difference(model, part.clean, part) - low)
             for name, place in moved:
                 mask = places[place][rows]
-                patch = (name, _patching(clean[name], _over_positions(name, clean[name], mask)))
+                patch = (name, _patching(clean[name], _over_positions(model, name, clean[name], mask)))
                 moved[name, place].append(_difference(model, part.exchanged, part, [patch]) - low)
     return _table(gaps, moved)
 
@@ -143,7 +142,7 @@ def attribution_patching(
             here, slopes, low = _gradients(model, part, names)
             gaps.append(_difference(model, part.clean, part) - low)
             for name, place in moved:
-                mask = _over_positions(name, clean[name], places[place][rows])
+                mask = _over_positions(model, name, clean[name], places[place][rows])
                 change = (clean[name] - here[name]) * slopes[name] * mask
                 moved[name, place].append(change.flatten(1).sum(dim=1))
     return _table(gaps, moved)
@@ -193,9 +192,11 @@ def _places(layout: Layout, by: By) -> Places:
     return {"all": torch.ones_like(roles, dtype=torch.bool)}
 
 
-def _over_positions(name: str, value: Tensor, mask: Bool[Tensor, "batch pos"]) -> Bool[Tensor, "..."]:
+def _over_positions(
+    model: HookedRootModule, name: str, value: Tensor, mask: Bool[Tensor, "batch pos"]
+) -> Bool[Tensor, "..."]:
     """The mask in a shape that broadcasts over an activation."""
-    axis = 2 if is_matrix(name) else 1
+    axis = 2 if is_matrix(model, name) else 1
     if value.ndim <= axis or (value.shape[0], value.shape[axis]) != tuple(mask.shape):
         raise UserError(
             f"{name} carries {tuple(value.shape)}, but a patch needs [batch, pos, …]"

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from circuitscope.analysis.phase_evidence import FLOOR, Grid, Scan, baselines, sigmoid
+from circuitscope.analysis.phases.evidence import FLOOR, Grid, Scan, baselines, sigmoid
 from circuitscope.errors import UserError, shown, unknown
 
 Array = np.ndarray

@@ -1,23 +1,23 @@
 """A battery of interventions on one model as tidy rows: ablations, knockouts by role, interchange patching."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
-from circuitscope.analysis.circuit import core_factor
-from circuitscope.analysis.edges import between_roles, named_edges
-from circuitscope.analysis.interventions import Effect, ablate, knock_out
-from circuitscope.analysis.matrices import matrices
-from circuitscope.analysis.patching import interchange
-from circuitscope.analysis.scores import default_weighting, weights_on
+from circuitscope.analysis.causal.interventions import Effect, ablate, knock_out
+from circuitscope.analysis.causal.patching import interchange
+from circuitscope.analysis.reading.hooked import on_device_of
+from circuitscope.analysis.reading.opened import opened
+from circuitscope.analysis.registry import Row, analysis
+from circuitscope.analysis.scores.edges import between_roles, named_edges
+from circuitscope.analysis.scores.held_out import HeldOut
+from circuitscope.analysis.scores.weight_on_edges import default_weighting, weights_on
 from circuitscope.errors import UserError
-from circuitscope.models import HookedLM
+from circuitscope.lens import HookedRootModule
+from circuitscope.mixers.reading import Reading
 from circuitscope.tasks import Batch, Role
 
 COLUMNS = {
-    "run": "string",
-    "step": "int64",
     "intervention": "string",
     "layer": "Int64",
     "where": "string",
@@ -30,18 +30,30 @@ _MOST_HEADS = 16  # above, heads are channels and are taken in groups
 _STRONGEST = 0.1
 
 
-def cause_rows(model: HookedLM, batch: Batch) -> Iterator[dict[str, Any]]:
+@analysis(
+    "causal",
+    "Ablations of every head or layer, knockouts between roles, and interchange patching.",
+    COLUMNS,
+    means={"unit": "what value is in: accuracy lost, or the effect in 0..1"},
+    steps="last",
+)
+def causal_of(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
+    """`causal_rows` on held-out sequences."""
+    return causal_rows(model, data.own)
+
+
+def causal_rows(model: HookedRootModule, batch: Batch) -> Iterator[Row]:
     """Ablations (mean, Φ of later layers frozen and free), knockouts between roles, interchange patching.
 
     `unit` is "accuracy lost" or, for interchange, "effect" in 0..1. Channels are ablated in two groups:
     the tenth that puts most weight on the bound value, and the rest.
     """
-    for layer in range(model.config.n_layers):
-        for where, heads in _groups(model, batch, layer).items():
+    for layer, reading in opened(model).walk(on_device_of(model, batch.tokens)):
+        for where, heads in _groups(reading, batch, layer).items():
             for frozen in (True, False):
                 effect = ablate(model, batch, layer=layer, heads=heads, how="mean", frozen=frozen)
                 yield _row(f"mean ablation, later Φ {'frozen' if frozen else 'free'}", layer, where, effect)
-        if model.layers[layer].mixer.no_phi:
+        if reading.no_phi:
             continue
         for dest, src in _roles(batch):
             effect = knock_out(model, batch, between_roles(batch.layout, dest, src), layer=layer)
@@ -59,7 +71,7 @@ def cause_rows(model: HookedLM, batch: Batch) -> Iterator[dict[str, Any]]:
             }
 
 
-def _row(intervention: str, layer: int, where: str, effect: Effect) -> dict[str, Any]:
+def _row(intervention: str, layer: int, where: str, effect: Effect) -> Row:
     return {
         "intervention": intervention,
         "layer": layer,
@@ -83,20 +95,23 @@ def _roles(batch: Batch) -> Iterator[tuple[Role, Role]]:
             yield dest, src
 
 
-def _groups(model: HookedLM, batch: Batch, layer: int) -> dict[str, list[int] | None]:
+@torch.no_grad()
+def _groups(reading: Reading, batch: Batch, layer: int) -> dict[str, list[int] | None]:
     """What is ablated in a layer: all of it, and each head, or two groups of channels."""
-    count = model.layers[layer].mixer.n_heads
     groups: dict[str, list[int] | None] = {f"L{layer}": None}
-    if 1 < count <= _MOST_HEADS:
+    if reading.no_phi or reading.core.size == 1:
+        return groups
+    count = reading.core.size
+    if count <= _MOST_HEADS:
         return groups | {f"L{layer}H{h}": [h] for h in range(count)}
-    if count == 1 or model.layers[layer].mixer.no_phi or batch.layout.value_pos is None:
+    if batch.layout.value_pos is None:
         return groups
     edges = named_edges("recall", batch.layout)
     weight = torch.zeros(count)
-    for mixing in matrices(model, batch.tokens, factors=["composed", core_factor(model, layer)]):
-        if mixing.layer == layer and mixing.of == count:  # composed comes last and wins
-            kind = default_weighting(mixing.matrix)
-            weight[mixing.heads] = weights_on([edges], mixing.matrix, [kind])[edges.name, kind].mean(dim=0)
+    ranked_by = reading.whole if reading.whole.size == count else reading.core
+    for units, matrix in reading.slices(ranked_by):
+        kind = default_weighting(matrix)
+        weight[units] = weights_on([edges], matrix, [kind])[edges.name, kind].mean(dim=0)
     most = max(1, int(_STRONGEST * count))
     ranked = weight.argsort(descending=True).tolist()
     groups[f"L{layer}, {most} channels strongest in recall"] = sorted(ranked[:most])

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from circuitscope.errors import UserError
 
-Steps = str | int | Iterable[int] | None
+ChosenSteps = str | int | Iterable[int] | None
 
 
-def choose_steps(asked: Steps, saved: Sequence[int]) -> list[int]:
+def choose_steps(asked: ChosenSteps, saved: Sequence[int]) -> list[int]:
     """Saved steps that are asked for.
 
     A range FIRST:LAST:EVERY takes the saved steps from FIRST to LAST, both included, that lie on it

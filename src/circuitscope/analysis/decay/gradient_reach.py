@@ -4,17 +4,16 @@ The whole layer is differentiated: norm, mixer (Φ's own dependence on its input
 residual branch, which alone gives √d_model at lag 0. Any model with the two residual hooks will do.
 """
 
-import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from circuitscope.errors import UserError, unknown
-from circuitscope.hooks import HookedRootModule
-from circuitscope.models import HookedLM
+from circuitscope.analysis.reading.opened import opened
+from circuitscope.errors import UserError
+from circuitscope.lens import HookedRootModule, layer_index
 
 Stream = Float[Tensor, "batch pos d_model"]
 
@@ -73,20 +72,6 @@ def gradient_reach(
     return _pooled(total, count)
 
 
-def layer_count(model: HookedRootModule) -> int:
-    """Layers of a model, by the names of its hooks: blocks.0.…, blocks.1.… and so on."""
-    found = [re.match(r"blocks\.(\d+)\.", name) for name in model.hook_dict]
-    return max((int(match[1]) + 1 for match in found if match), default=0)
-
-
-def layer_index(model: HookedRootModule, layer: int) -> int:
-    """A layer counted from 0; −1 is the last."""
-    n = layer_count(model)
-    if not -n <= layer < n:
-        raise UserError(f"layer must be from 0 to {n - 1}, got {layer}" if n else "the model shows no hooks blocks.0.…")
-    return layer % n
-
-
 def _pooled(total: Float[Tensor, "batch lag"], count: Float[Tensor, "batch lag"]) -> Reach:
     """Σ total / Σ count, with the standard error of a ratio over sequences."""
     n = (count > 0).sum(0)
@@ -120,40 +105,11 @@ def _unit_vectors(like: Float[Tensor, "batch d_model"]) -> Iterator[Float[Tensor
 def _residuals(
     model: HookedRootModule, tokens: Int[Tensor, "batch pos"], layer: int, dests: Int[Tensor, "passes batch"]
 ) -> tuple[Stream, list[Float[Tensor, "batch d_model"]]]:
-    """The stream before a layer, cut off from what made it; and after it, at a destination a sequence, pass by pass.
+    """The stream before a layer, cut off from what made it; and after it, one destination per sequence and pass.
 
     Each is a function of the first. A destination of −1 is read at 0, for a sequence that does not count.
     """
     batch, length = tokens.shape
     at = (torch.arange(batch) * length + dests.clamp(min=0)).flatten().to(tokens.device)
-    if isinstance(model, HookedLM):
-        with torch.no_grad():
-            before = model.embedded(tokens)
-            for block in model.layers[:layer]:
-                before = block(before)
-        before = before.detach().requires_grad_()
-        after = model.layers[layer](before, at)  # past the mixer only where it is looked at
-    else:
-        before, after = _hooked_residuals(model, tokens, layer)
-        after = after.flatten(0, 1)[at]
+    before, after = opened(model).residuals(tokens, layer, at)
     return before, list(after.view(*dests.shape, -1))
-
-
-def _hooked_residuals(model: HookedRootModule, tokens: Tensor, layer: int) -> tuple[Stream, Stream]:
-    names = [f"blocks.{layer}.hook_resid_{side}" for side in ("pre", "post")]
-    for name in names:
-        if name not in model.hook_dict:
-            raise unknown("hook", name, model.hook_dict)
-    seen: dict[str, Tensor] = {}
-
-    def enter(value: Tensor, hook: Any) -> Tensor:
-        seen["before"] = value.detach().requires_grad_()
-        return seen["before"]
-
-    def leave(value: Tensor, hook: Any) -> Tensor:
-        seen["after"] = value
-        return value.detach()
-
-    with model.hooks(fwd_hooks=[(names[0], enter), (names[1], leave)]):
-        model(tokens)
-    return seen["before"], seen["after"]

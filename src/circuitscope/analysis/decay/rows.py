@@ -1,21 +1,43 @@
 """Decay of a model as tidy rows: profiles and rates, transition products, reach of gradients, layer by layer."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from circuitscope.analysis.decay import QUARTILES, LayerDecay, layer_decay
-from circuitscope.analysis.gradient_reach import gradient_reach, layer_count, layer_index
-from circuitscope.analysis.lag_profile import jackknife_stderr
-from circuitscope.analysis.transition import ByLag, no_transition, transition_product
+from circuitscope.analysis.decay.gradient_reach import gradient_reach
+from circuitscope.analysis.decay.lag_profile import jackknife_stderr
+from circuitscope.analysis.decay.layer_decay import QUARTILES, LayerDecay, reading_decay
+from circuitscope.analysis.decay.transition import ByLag, transition_norms
+from circuitscope.analysis.reading.opened import opened
+from circuitscope.analysis.registry import Row, analysis
+from circuitscope.analysis.scores.held_out import HeldOut
 from circuitscope.errors import unknown
-from circuitscope.hooks import HookedRootModule
-from circuitscope.models import HookedLM
+from circuitscope.lens import HookedRootModule, layer_count, layer_index
+from circuitscope.mixers.reading import Reading
 
-Row = dict[str, Any]
+COLUMNS = {
+    "layer": "int64",
+    "head": "Int64",
+    "factor": "string",
+    "quantity": "string",
+    "lag": "Int64",
+    "value": "float64",
+    "stderr": "float64",
+    "n": "int64",
+}
+
+
+@analysis(
+    "decay",
+    "Decay of off-diagonal terms by lag, transition products, and the reach of gradients.",
+    COLUMNS,
+    means={"head": "number of the head or channel; none: the whole layer", "lag": "i − j; none: not by lag"},
+)
+def decay_of(model: HookedRootModule, data: HeldOut) -> list[Row]:
+    """`decay_rows` on held-out sequences."""
+    return decay_rows(model, data.own.tokens)
 
 
 def decay_rows(
@@ -40,36 +62,35 @@ def decay_rows(
 
     Args:
         factors: of each layer, those that it has.
-        probes: random vectors a destination for the reach of gradients; 0 leaves that out.
+        probes: random vectors per destination for the reach of gradients; 0 leaves that out.
     """
     chosen = range(layer_count(model)) if layers is None else [layer_index(model, layer) for layer in layers]
-    offered = {layer: _offered(model, layer) for layer in chosen}
-    for factor in factors:
-        if all(offered.values()) and not any(factor in names for names in offered.values()):
-            raise unknown("factor", factor, {name for names in offered.values() for name in names})
     rows: list[Row] = []
-    for layer in chosen:
-        for factor in factors:
-            if factor in offered[layer]:
-                rows += _phi_rows(layer_decay(model, tokens, layer, factor))
-        if isinstance(model, HookedLM) and not no_transition(model, layer):
-            rows += _transition_rows(model, tokens, layer)
+    missing, offered = set(factors), set()
+    for layer, reading in opened(model).walk(tokens):
+        if layer not in chosen:
+            continue
+        names = _offered(reading)
+        offered |= names
+        missing -= names or missing
+        with torch.no_grad():
+            for factor in factors:
+                if factor in names:
+                    rows += _phi_rows(reading_decay(reading, layer, factor, factor))
+            if not isinstance(reading.transition, str):
+                rows += _transition_rows(reading, layer)
         if probes:
             reach = gradient_reach(model, tokens, layer, probes=probes, seed=seed)
             parts = zip(reach.norm.tolist(), reach.stderr.tolist(), reach.n.tolist(), strict=True)
             rows += [_row(layer, None, "gradient", "gradient_reach", lag, *part) for lag, part in enumerate(parts)]
+    if missing:
+        raise unknown("factor", missing.pop(), offered)
     return rows
 
 
-def _offered(model: HookedRootModule, layer: int) -> tuple[str, ...]:
-    """Factors that a layer has."""
-    if not isinstance(model, HookedLM):
-        return ("phi", "pattern")
-    mixer = model.layers[layer].mixer
-    if mixer.no_phi:
-        return ()
-    composed = () if mixer.no_composed or mixer.core == mixer.factor_names else ("composed",)
-    return ("phi", *mixer.factor_names, *composed)
+def _offered(reading: Reading) -> set[str]:
+    """Names of the matrices that a layer has."""
+    return {"phi", *reading.products(diagonal=True)} if reading.factors else set()
 
 
 def _phi_rows(found: LayerDecay) -> Iterator[Row]:
@@ -88,8 +109,8 @@ def _phi_rows(found: LayerDecay) -> Iterator[Row]:
                 yield _row(found.layer, head, factor, name, None, one, spread, found.n)
 
 
-def _transition_rows(model: HookedLM, tokens: Tensor, layer: int) -> Iterator[Row]:
-    found = transition_product(model, tokens, layer)
+def _transition_rows(reading: Reading, layer: int) -> Iterator[Row]:
+    found = transition_norms(reading)
     parts: dict[str, ByLag] = {"transition_norm": found.norm, "transition_rms": found.rms}
     for name, part in parts.items():
         for lag, value, error in zip(part.lags, part.layer.tolist(), part.layer_stderr.tolist(), strict=True):

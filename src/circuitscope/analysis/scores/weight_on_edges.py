@@ -1,6 +1,6 @@
 """Circuit scores of a mixing matrix [batch, head, dest, src], from attention or from Φ.
 
-Each score is the weight on a set of edges (`analysis.edges`), averaged over destinations, per sequence
+Each score is the weight on a set of edges (`scores.edges`), averaged over destinations, per sequence
 and head; `summarize` gives the mean over sequences and its standard error.
 
 Weightings:
@@ -16,8 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from circuitscope.analysis.edges import Edges, named_edges
+from circuitscope.analysis.scores.edges import Edges, named_edges
 from circuitscope.errors import UserError, unknown
+from circuitscope.mixers.reading import Product
 from circuitscope.tasks import Layout, Role
 
 Matrix = Float[Tensor, "batch head dest src"]
@@ -35,11 +36,11 @@ class Estimate(NamedTuple):
 
 
 def score(matrix: Matrix, name: str, layout: Layout | None = None, weighting: Weighting | None = None) -> PerSequence:
-    """Weight of a matrix on a set of edges (`analysis.edges.EDGES`, or roles as in "query<-value").
+    """Weight of a matrix on a set of edges (`scores.edges.named_edges` says which).
 
     Args:
         layout: which position is what; previous_token needs none.
-        weighting: raw for a matrix whose rows are shares of 1, abs for any other, unless told.
+        weighting: raw for a matrix whose rows are shares of 1, abs for any other, by default.
     """
     if matrix.ndim != 4 or matrix.shape[2] != matrix.shape[3]:
         raise UserError(f"a mixing matrix is [batch, head, dest, src], got {tuple(matrix.shape)}")
@@ -117,6 +118,11 @@ def default_weighting(matrix: Matrix) -> Weighting:
     """raw where every row is non-negative and sums to at most 1, else abs."""
     is_share = bool((matrix >= 0).all()) and bool((matrix.sum(dim=-1) <= 1 + 1e-4).all())
     return "raw" if is_share else "abs"
+
+
+def weightings_of(product: Product) -> tuple[Weighting, ...]:
+    """How the rows of a mixing matrix are weighted: as they are where they are shares, else by size and with sign."""
+    return ("raw",) if product.shares else ("abs", "signed")
 
 
 def summarize(per_sequence: PerSequence) -> Estimate:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from circuitscope.analysis.phase_evidence import Grid, axis, sigmoid
-from circuitscope.analysis.phases import CRITICAL_POINTS, critical, search, transitions
+from circuitscope.analysis.phases.detection import CRITICAL_POINTS, critical, search, transitions
+from circuitscope.analysis.phases.evidence import Grid, axis, sigmoid
 
 Array = np.ndarray
 

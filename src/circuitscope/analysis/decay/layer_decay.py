@@ -4,17 +4,14 @@ Folds over slices of channels; a Φ of all channels is never built. What is read
 `lag_profile`; the table of everything, transition products and gradients too, in `decay_rows`.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from circuitscope.analysis.gradient_reach import layer_index
-from circuitscope.analysis.lag_profile import (
+from circuitscope.analysis.decay.lag_profile import (
     DecayFit,
     fit_decay,
     half_mass,
@@ -23,35 +20,15 @@ from circuitscope.analysis.lag_profile import (
     off_diagonal_ratio,
     profile_by_sequence,
 )
-from circuitscope.analysis.matrices import matrices
-from circuitscope.analysis.transition import mixer_activations
-from circuitscope.errors import UserError, unknown
-from circuitscope.hooks import HookedRootModule
-from circuitscope.kernels.selective_scan import selective_scan_phi_profile
-from circuitscope.models import HookedLM
-from circuitscope.models.phi import phi_chunks
+from circuitscope.analysis.reading.opened import opened
+from circuitscope.lens import HookedRootModule, layer_index
+from circuitscope.mixers.reading import Product, Reading
 
-Module = TypeVar("Module", bound=nn.Module)
 Factors = str | Sequence[str]
 Profiles = Float[Tensor, "batch head lag"]
 
-_CHUNK_BYTES = 16e6
+_PROFILE_BYTES = 16e6  # of profiles made at once by a kernel that builds no Φ
 QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
-
-
-class _Skip(NamedTuple):
-    """The parameter that holds D, and the factor (of either name) that adds it."""
-
-    parameter: str
-    factors: tuple[str, ...]
-
-
-_SKIPS = {
-    **dict.fromkeys(("mamba", "s6", "s4", "s4_mamba"), _Skip("ssm.D", ("ssm",))),
-    "mamba2": _Skip("D", ("ssd",)),
-    "h3": _Skip("D", ("ssm", "qk_ssm")),
-    "hyena": _Skip("skip", ("filter",)),
-}
 
 
 @dataclass(frozen=True)
@@ -98,80 +75,39 @@ def layer_decay(
 
     Args:
         factors: as `circuitscope.phi` takes them; another's model has "phi" alone, its hook_pattern.
-        chunk: heads (channels) at a time; about 16 MB if left out.
+        chunk: heads (channels) at a time; about 8 MB by default.
     """
     layer = layer_index(model, layer)
+    name = factors if isinstance(factors, str) else "·".join(factors)
+    return reading_decay(opened(model).reading(tokens, layer), layer, factors, name, chunk)
+
+
+def reading_decay(
+    reading: Reading, layer: int, factors: Factors = "phi", name: str = "phi", chunk: int | None = None
+) -> LayerDecay:
+    """`layer_decay` of a layer that has been read."""
     folds: list[_Fold] = []
-    for parts in _profiles(model, tokens, layer, factors, chunk):
+    for parts in _profiles(reading, reading.product(factors), chunk):
         folds = folds or [_Fold() for _ in parts]
         folds[0].add(parts[0])
         for fold, part in zip(folds[1:], parts[1:], strict=True):
             fold.add(part, folds[0] if torch.equal(part[..., 1:], parts[0][..., 1:]) else None)
     whole, *rest = [fold.result() for fold in folds]
-    name = factors if isinstance(factors, str) else "·".join(factors)
-    return LayerDecay(layer, name, tokens.shape[1], len(tokens), whole, rest[0] if rest else None)
+    return LayerDecay(layer, name, reading.length, reading.batch, whole, rest[0] if rest else None)
 
 
-def without_D(model: HookedLM, layer: int) -> HookedLM | None:
-    """The model with D = 0 in a layer and all other weights shared; None where the layer has no such term."""
-    layer = layer_index(model, layer)
-    skip = _SKIPS.get(model.config.mixers[layer].name)
-    return None if skip is None else _zeroed(model, f"blocks.{layer}.mixer.{skip.parameter}")
-
-
-def _zeroed(module: Module, path: str) -> Module:
-    """The module with one parameter zero and everything else shared with the original."""
-    twin, (name, _, rest) = copy.copy(module), path.partition(".")
-    if rest:
-        child = module._modules[name]
-        assert child is not None
-        twin._modules = {**module._modules, name: _zeroed(child, rest)}
-    else:
-        zeros = nn.Parameter(torch.zeros_like(getattr(module, name)), requires_grad=False)
-        twin._parameters = {**module._parameters, name: zeros}
-    return twin
-
-
-def _profiles(
-    model: HookedRootModule, tokens: Tensor, layer: int, factors: Factors, chunk: int | None
-) -> Iterator[tuple[Profiles, ...]]:
-    """Profiles by sequence in slices of heads; a second one without D where the factors hold it."""
-    if not isinstance(model, HookedLM):
-        if factors not in ("phi", "pattern"):
-            raise unknown("factor", factors, ["phi", "pattern"])
-        found = [part.matrix for part in matrices(model, tokens) if part.layer == layer]
-        if not found:
-            raise UserError(f"layer {layer} of {type(model).__name__} shows no mixing matrix: it has no hook_pattern")
-        yield from ((profile_by_sequence(part),) for matrix in found for part in matrix.split(chunk or 64, dim=1))
+def _profiles(reading: Reading, product: Product, chunk: int | None) -> Iterator[tuple[Profiles, ...]]:
+    """Profiles by sequence in slices of units; a second one without D where the matrix holds it."""
+    kernel = product.factors[0].profile if len(product.factors) == 1 else None
+    if kernel is not None:
+        step = chunk or max(1, int(_PROFILE_BYTES // (4 * reading.batch * reading.length)))
+        for first in range(0, product.size, step):
+            whole, bare = kernel(slice(first, min(first + step, product.size)))
+            yield whole.double(), bare.double()
         return
-    mixer = model.layers[layer].mixer
-    if isinstance(factors, str):
-        names = {"phi": mixer.core, "composed": mixer.factor_names}.get(factors, (factors,))
-    else:
-        names = tuple(factors)
-    if model.config.mixers[layer].name in ("mamba", "s6") and names == ("ssm",):
-        yield from _scan_profiles(model, tokens, layer, chunk)
-        return
-    variants, bare = [model], without_D(model, layer)
-    if bare is not None and set(names) & set(_SKIPS[model.config.mixers[layer].name].factors):
-        variants.append(bare)
-    for parts in zip(*(phi_chunks(m, tokens, layer, factors, chunk) for m in variants), strict=True):
+    variants = [True, False] if product.has_skip else [True]
+    for parts in zip(*(reading.slices(product, units=chunk, skip=skip) for skip in variants), strict=True):
         yield tuple(profile_by_sequence(matrix) for _, matrix in parts)
-
-
-def _scan_profiles(model: HookedLM, tokens: Tensor, layer: int, chunk: int | None) -> Iterator[tuple[Profiles, ...]]:
-    """Of the selective scan, by the kernel that builds no Φ; D changes lag 0 alone."""
-    batch, length = tokens.shape
-    ssm = model.layers[layer].mixer.ssm
-    dt, B, C = mixer_activations(model, tokens, layer, ["hook_dt", "hook_B", "hook_C"]).values()
-    read = (B * C).sum(-1, keepdim=True)
-    chunk = chunk or max(1, int(_CHUNK_BYTES // (4 * batch * length)))
-    for first in range(0, dt.shape[-1], chunk):
-        part = slice(first, first + chunk)
-        bare = selective_scan_phi_profile(dt[..., part], ssm.A[part], B, C)
-        whole = bare.clone()
-        whole[..., 0] = (dt[..., part] * read + ssm.D[part]).abs().mean(1)
-        yield whole.double(), bare.double()
 
 
 class _Fold:

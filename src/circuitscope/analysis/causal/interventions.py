@@ -15,28 +15,26 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from circuitscope.analysis.edges import Edges, named_edges
-from circuitscope.analysis.sites import (
+from circuitscope.analysis.reading.hooked import (
     Hooks,
-    check_layer,
-    hook_at,
     keeping,
     logits_at,
-    n_layers,
+    matrix_hook,
     on_device_of,
     seen_at,
     slices,
     undisturbed,
 )
+from circuitscope.analysis.reading.opened import opened
+from circuitscope.analysis.scores.edges import Edges, named_edges
 from circuitscope.errors import UserError, shown, unknown
-from circuitscope.hooks import HookedRootModule
+from circuitscope.lens import HookedRootModule, layer_index
 from circuitscope.tasks import NO_LABEL, Batch
 
 Matrix = Float[Tensor, "batch head dest src"]
 Heads = Float[Tensor, "batch pos head d_head"]
 PerSequence = Float[Tensor, " batch"]
 How = Literal["zero", "mean", "resample"]
-MatrixFactor = Literal["phi", "conv"]
 
 
 @dataclass(frozen=True)
@@ -100,21 +98,19 @@ def knock_out(
     *,
     layer: int | Sequence[int],
     heads: Sequence[int] | None = None,
-    factor: MatrixFactor = "phi",
+    factor: str = "phi",
     renormalize: bool = False,
 ) -> Effect:
     """Accuracy lost when M[dest, src] is set to 0 on a set of edges.
 
     Args:
-        edges: a set of edges, or its name: one of `analysis.edges.EDGES` or roles as in "query<-filler".
+        edges: a set of edges, or its name, as `analysis.named_edges` takes it: "recall", "query<-filler".
         layer: one layer, or several that are cut at once.
-        heads: which heads or channels are cut; all unless told.
-        factor: the matrix: "phi", what stands between values and z, or "conv", the short conv or token
-            shift before the values.
+        heads: which heads or channels are cut; all by default.
+        factor: the matrix: "phi", what stands between values and z, or a factor with a hook of its own: "conv", the
+            short conv before the values, or "shift", RWKV's token shift.
         renormalize: see `cut`.
     """
-    if factor not in get_args(MatrixFactor):
-        raise unknown("factor", factor, get_args(MatrixFactor))
     chosen = named_edges(edges, batch.layout) if isinstance(edges, str) else edges
     if len(chosen.dests) != len(batch) or chosen.length != batch.tokens.shape[1]:
         raise UserError(
@@ -122,7 +118,9 @@ def knock_out(
             f" the batch has {len(batch)} of length {batch.tokens.shape[1]}"
         )
     layers = list(layer) if isinstance(layer, Sequence) else [layer]
-    names = [hook_at(model, i, factor) for i in layers]
+    tokens = on_device_of(model, batch.tokens)
+    with undisturbed(model):
+        names = [matrix_hook(model, i, factor, tokens) for i in layers]
 
     def edit(rows: slice, seen: dict[str, Tensor]) -> Hooks:
         def cutting(matrix: Matrix, hook: Any) -> Matrix:
@@ -146,18 +144,18 @@ def ablate(
     """Accuracy lost when the output z of heads or channels is replaced.
 
     Args:
-        heads: which; all of the layer unless told.
+        heads: which; all of the layer by default.
         how: "zero"; "mean", over the sequences of the batch, at each position; or "resample", what the
             heads give on another sequence of the batch, each sequence being used once.
         frozen: Φ (the pattern) of all later layers stays what it is without the ablation, so that only
             what the heads pass on as values is lost; False lets it change.
         seed: of the choice of the other sequence.
     """
-    layer, name = check_layer(model, layer), hook_at(model, layer, "z")
+    layer, name = layer_index(model, layer), opened(model).hook(layer, "hook_z")
     if how not in get_args(How):
         raise unknown("ablation", how, get_args(How))
-    later = _matrices_after(model, layer) if frozen else []
     tokens = on_device_of(model, batch.tokens)
+    later = _matrices_after(model, layer, tokens) if frozen else []
     other = _derangement(len(tokens), seed).to(tokens.device) if how == "resample" else None
     mean = _mean_at(model, tokens, name) if how == "mean" else None
 
@@ -238,10 +236,11 @@ def _heads(heads: Sequence[int] | None, count: int) -> list[int]:
     return list(heads)
 
 
-def _matrices_after(model: HookedRootModule, layer: int) -> list[str]:
+def _matrices_after(model: HookedRootModule, layer: int, tokens: Int[Tensor, "batch pos"]) -> list[str]:
     """Hooks of Φ in the later layers."""
     try:
-        return [hook_at(model, later, "phi") for later in range(layer + 1, n_layers(model))]
+        with undisturbed(model):
+            return [matrix_hook(model, i, "phi", tokens) for i in range(layer + 1, opened(model).n_layers)]
     except UserError as error:
         raise UserError(f"frozen=True holds Φ of every later layer; {error}; use frozen=False") from None
 

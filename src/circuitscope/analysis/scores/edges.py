@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from circuitscope.analysis.scores.registry import EVERYWHERE, SCORES, edge_score
 from circuitscope.errors import UserError, unknown
 from circuitscope.tasks import Layout, Role
 
@@ -56,29 +57,16 @@ class Edges:
         total = per_edge.new_zeros(len(self.dests), per_edge.shape[1]).index_add_(0, self.sequence, per_edge)
         return total / self.dests[:, None].clamp(min=1)
 
-    def part(self, rows: slice) -> "Edges":
-        """The edges of some sequences."""
-        return Edges.of(self.name, self.mask()[rows])
+
+@edge_score("binding", "at a context value, on its key", needs="pairs", shown=EVERYWHERE)
+def binding(layout: Layout, offset: int = 0) -> Edges:
+    """Every context value ← its own key, the previous-token step of recall; with an offset, a later position ← key."""
+    value_pos, _ = _pairs(layout, "binding")
+    assert layout.key_pos is not None
+    return _between(layout, "binding", value_pos, layout.key_pos, dest_offset=offset)
 
 
-def previous_token(layout: Layout) -> Edges:
-    """i ← i − 1, for i ≥ 1."""
-    batch, length = layout.roles.shape
-    mask = torch.eye(length, dtype=torch.bool).roll(1, 0)
-    mask[0] = False
-    return Edges.of("previous_token", mask.expand(batch, -1, -1))
-
-
-def induction(layout: Layout) -> Edges:
-    """On repeated blocks: every position of repeats 2..r ← the positions after earlier occurrences of its token."""
-    return _repeats(layout, "induction", after=1)
-
-
-def duplicate(layout: Layout) -> Edges:
-    """On repeated blocks: every position of repeats 2..r ← the earlier occurrences of its token."""
-    return _repeats(layout, "duplicate", after=0)
-
-
+@edge_score("recall", "at a query, on the bound value", needs="pairs", shown=EVERYWHERE)
 def recall(layout: Layout, offset: int = 0) -> Edges:
     """Every query ← the value bound to the key it asks for; with an offset, ← so many positions after it.
 
@@ -88,6 +76,7 @@ def recall(layout: Layout, offset: int = 0) -> Edges:
     return _between(layout, "recall", query_pos, layout.answer_pos(), src_offset=offset)
 
 
+@edge_score("value", "at a query, on all values", needs="pairs", shown=("table", "timeline", "figure"))
 def value(layout: Layout, offset: int = 0) -> Edges:
     """Every query ← all values of the context; with an offset, ← so many positions after each."""
     value_pos, query_pos = _pairs(layout, "value")
@@ -97,11 +86,25 @@ def value(layout: Layout, offset: int = 0) -> Edges:
     return _between(layout, "value", every_query, every_value, src_offset=offset)
 
 
-def binding(layout: Layout, offset: int = 0) -> Edges:
-    """Every context value ← its own key, the previous-token step of recall; with an offset, a later position ← key."""
-    value_pos, _ = _pairs(layout, "binding")
-    assert layout.key_pos is not None
-    return _between(layout, "binding", value_pos, layout.key_pos, dest_offset=offset)
+@edge_score("previous_token", "on the position before", shown=("table", "timeline", "figure"))
+def previous_token(layout: Layout) -> Edges:
+    """i ← i − 1, for i ≥ 1."""
+    batch, length = layout.roles.shape
+    mask = torch.eye(length, dtype=torch.bool).roll(1, 0)
+    mask[0] = False
+    return Edges.of("previous_token", mask.expand(batch, -1, -1))
+
+
+@edge_score("induction", "prefix matching on repeated random blocks", on="repeats", shown=EVERYWHERE)
+def induction(layout: Layout) -> Edges:
+    """On repeated blocks: every position of repeats 2..r ← the positions after earlier occurrences of its token."""
+    return _repeats(layout, "induction", after=1)
+
+
+@edge_score("duplicate", "on earlier occurrences, repeated random blocks", on="repeats")
+def duplicate(layout: Layout) -> Edges:
+    """On repeated blocks: every position of repeats 2..r ← the earlier occurrences of its token."""
+    return _repeats(layout, "duplicate", after=0)
 
 
 def carry(layout: Layout, offset: int = 0) -> Edges:
@@ -121,28 +124,18 @@ def between_roles(layout: Layout, dest: Role | str, src: Role | str) -> Edges:
     return Edges.of(f"{to.name.lower()}<-{of.name.lower()}", mask)
 
 
-EDGES: dict[str, Callable[[Layout], Edges]] = {
-    "previous_token": previous_token,
-    "induction": induction,
-    "duplicate": duplicate,
-    "recall": recall,
-    "value": value,
-    "binding": binding,
-}
 OFFSET: dict[str, Callable[[Layout, int], Edges]] = {
     "recall": recall,
     "value": value,
     "binding": binding,
     "carry": carry,
 }
-ON_PAIRS = ("recall", "value", "binding")  # need keys and values; the others on repeats need a period
-ON_REPEATS = ("induction", "duplicate")
 
 
 def named_edges(name: str, layout: Layout) -> Edges:
     """A set of edges by name.
 
-    One of EDGES; one of OFFSET moved by so many positions, as in "recall+1"; or "DEST<-SRC" by roles, as in
+    That of a score; one of OFFSET moved by so many positions, as in "recall+1"; or "DEST<-SRC" by roles, as in
     "query<-filler".
     """
     if "<-" in name:
@@ -151,9 +144,10 @@ def named_edges(name: str, layout: Layout) -> Edges:
     base, plus, offset = name.partition("+")
     if plus and base in OFFSET and offset.isdecimal():
         return OFFSET[base](layout, int(offset))
-    if name not in EDGES:
-        raise unknown("set of edges", name, [*EDGES, *(f"{n}+1" for n in OFFSET), "query<-value"])
-    return EDGES[name](layout)
+    known = {score.name: score.edges for score in SCORES.values() if score.edges is not None}
+    if name not in known:
+        raise unknown("set of edges", name, [*known, *(f"{n}+1" for n in OFFSET), "query<-value"])
+    return known[name](layout)
 
 
 def _role(role: Role | str) -> Role:

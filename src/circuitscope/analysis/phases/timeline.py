@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from circuitscope.analysis.phases import Order, Transitions, Verdict, order, transitions, verdict
+from circuitscope.analysis.phases.detection import Order, Transitions, Verdict, order, transitions, verdict
 from circuitscope.errors import UserError
 from circuitscope.runs.run import Run
 from circuitscope.runs.store import write_whole

@@ -1,0 +1,185 @@
+"""Analyses of every checkpoint of a run: weights swapped into a model, rows into one table per analysis."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+import pandas as pd
+
+from circuitscope.analysis.causal import battery as _battery  # noqa: F401  registers its analysis
+from circuitscope.analysis.causal.circuit import Circuit, circuit_of
+from circuitscope.analysis.checkpoints.in_order import LeftOut, load_weights, rows_in_order
+from circuitscope.analysis.checkpoints.steps import ChosenSteps, choose_steps
+from circuitscope.analysis.checkpoints.table import Table
+from circuitscope.analysis.decay import rows as _decay  # noqa: F401  registers its analysis
+from circuitscope.analysis.registry import ANALYSES, Row
+from circuitscope.analysis.scores import rows as _scores  # noqa: F401  registers its analysis
+from circuitscope.analysis.scores.held_out import HeldOut, check_scores
+from circuitscope.analysis.scores.registry import SCORES
+from circuitscope.errors import UserError
+from circuitscope.lens import HookedRootModule
+from circuitscope.memory import keep_freed_memory
+from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.runs.run import Run
+
+SEQUENCES = 256
+_VERSION = 2  # of what the tables hold
+
+
+class Watcher(Protocol):
+    """Told how far an analysis is."""
+
+    def start(self, what: str, total: int) -> None: ...
+    def advance(self, step: int) -> None: ...
+    def say(self, line: str) -> None: ...
+
+
+class Silent:
+    """Says nothing."""
+
+    def start(self, what: str, total: int) -> None:
+        pass
+
+    def advance(self, step: int) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        pass
+
+
+def analysis_table(
+    run: Run | str | Path,
+    name: str,
+    *,
+    steps: ChosenSteps = None,
+    sequences: int = SEQUENCES,
+    watcher: Watcher | None = None,
+) -> pd.DataFrame:
+    """The table of an analysis of a run, also kept in RUN/analysis/NAME.parquet.
+
+    Args:
+        name: of an analysis in `analysis.registry.ANALYSES`.
+        steps: "all", "0:2000:100", or numbers; by default those the analysis is meant for.
+        sequences: held-out sequences that a number is averaged over.
+    """
+    run, wanted = run if isinstance(run, Run) else Run(run), ANALYSES[name]
+    if why := wanted.refuses(run):
+        raise UserError(f"{run.path}: {why}")
+    data = held_out(run, sequences)
+    chosen = saved_steps(run)[-1:] if steps is None and wanted.steps == "last" else steps
+    return over_checkpoints(
+        run,
+        name,
+        wanted.table_columns,
+        lambda model: wanted.rows(model, data),
+        chosen,
+        sequences,
+        watcher,
+        at_once=wanted.at_once(run),
+        depends_on=wanted.depends_on(run),
+    )
+
+
+def analyze(
+    run: Run | str | Path,
+    scores: Sequence[str] | None = None,
+    *,
+    steps: ChosenSteps = None,
+    sequences: int = SEQUENCES,
+    watcher: Watcher | None = None,
+) -> pd.DataFrame:
+    """Circuit scores of a run's checkpoints: a tidy table, also kept in RUN/analysis/scores.parquet.
+
+    Args:
+        scores: names of scores; by default all that the task can have.
+        steps: "all", "0:2000:100", or numbers.
+        sequences: held-out sequences a score is averaged over.
+
+    Returns:
+        run, step, layer, head (none: the whole layer), factor, unit, score, weighting, value, stderr, n.
+    """
+    run = run if isinstance(run, Run) else Run(run)
+    names = check_scores(scores, run.config.task)
+    frame = analysis_table(run, "scores", steps=steps, sequences=sequences, watcher=watcher)
+    wanted = {row for name in names for row in SCORES[name].means}
+    return frame if scores is None else frame[frame.score.isin(wanted)].reset_index(drop=True)
+
+
+def circuits(
+    run: Run | str | Path, *, steps: ChosenSteps = None, sequences: int = SEQUENCES, watcher: Watcher | None = None
+) -> dict[int, Circuit]:
+    """The recall circuit of checkpoints (the last by default), by step; kept in RUN/analysis/circuit.parquet."""
+    frame = analysis_table(run, "circuit", steps=steps, sequences=sequences, watcher=watcher)
+    return {int(str(step)): circuit_of(rows) for step, rows in frame.groupby("step")}
+
+
+def held_out(run: Run, sequences: int = SEQUENCES) -> HeldOut:
+    """The held-out sequences on which a run is analyzed: of its test split, which training never sees."""
+    if sequences < 2:
+        raise UserError(f"sequences must be at least 2 for a standard error, got {sequences}")
+    config = run.config
+    seed = config.train.seed if config.train.data_seed is None else config.train.data_seed
+    return HeldOut(config.task, longest=config.model.max_length, sequences=sequences, seed=seed)
+
+
+def over_checkpoints(
+    run: Run,
+    kind: str,
+    columns: dict[str, str],
+    rows_of: Callable[[HookedRootModule], Iterable[Row]],
+    steps: ChosenSteps = None,
+    sequences: int = SEQUENCES,
+    watcher: Watcher | None = None,
+    at_once: int = 1,
+    depends_on: Any = None,
+) -> pd.DataFrame:
+    """Rows of every chosen checkpoint, those already on disk reused; interrupted, what is done is kept.
+
+    Args:
+        at_once: checkpoints read at the same time; with more than 1 `rows_of` is called from several threads.
+        depends_on: what the rows depend on besides the checkpoint and the sequences.
+    """
+    watcher = watcher or Silent()
+    keep_freed_memory()
+    chosen = choose_steps(steps, saved_steps(run))
+    settings = {"version": _VERSION, "sequences": sequences, "depends_on": depends_on}
+    suffix = "" if sequences == SEQUENCES else f"-{sequences}"
+    with Table(run.path / "analysis" / f"{kind}{suffix}.parquet", columns, settings) as table:
+        if table.warning:
+            watcher.say(table.warning)
+        missing = [s for s in chosen if s not in table.steps]
+        if done := len(chosen) - len(missing):
+            watcher.say(f"{kind}: {done} of {len(chosen)} checkpoints were analyzed before")
+        watcher.start(kind, len(missing))
+        with closing(rows_in_order(run, missing, rows_of, at_once)) as found:
+            for step, rows in found:
+                if isinstance(rows, LeftOut):
+                    watcher.say(f"warning: {rows}")
+                    continue
+                table.add([{"run": run.name, "step": step, **row} for row in rows])
+                watcher.advance(step)
+        frame = table.frame()
+    asked = frame[frame.step.isin(chosen)].reset_index(drop=True)
+    if not len(asked):
+        raise UserError(f"no checkpoint of {run.path} could be read")
+    return asked
+
+
+def saved_steps(run: Run) -> list[int]:
+    """Steps with a checkpoint; an error where there is none."""
+    if not run.steps:
+        raise UserError(f"{run.path} has no checkpoints to analyze")
+    return run.steps
+
+
+def checkpoints(run: Run, steps: Sequence[int], watcher: Watcher) -> Iterator[tuple[int, HookedLM]]:
+    """One model with the weights of each step in turn; a damaged checkpoint is left out with a warning."""
+    model = HookedLM(run.config.model).eval()
+    for step in steps:
+        try:
+            load_weights(model, run, step)
+        except LeftOut as error:
+            watcher.say(f"warning: {error}")
+            continue
+        yield step, model
