@@ -45,8 +45,9 @@ def causal_of(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
 def causal_rows(model: HookedRootModule, batch: Batch) -> Iterator[Row]:
     """Ablations by the mean, knockouts between roles, interchange patching.
 
-    Ablations are done with Φ of later layers free and, where all of these have one, frozen. `unit` is "accuracy lost" or, for interchange, "effect" in 0..1. Channels are ablated in two groups:
-    the tenth that puts most weight on the bound value, and the rest.
+    Ablations are done with Φ of later layers free and, where all of these have one, frozen. Channels are ablated in two
+    groups: the tenth that puts most weight on the bound value, and the rest. `unit` is "accuracy lost" or, for
+    interchange, "effect" in 0..1.
     """
     tokens = on_device_of(model, batch.tokens)
     without_phi = [layer for layer, reading in opened(model).walk(tokens[:1]) if reading.no_phi]
