@@ -218,6 +218,26 @@ def test_a_model_given_by_name_can_be_overridden():
     assert (config.model.d_model, config.task.name, config.task.pairs) == (32, "ar", 2)
 
 
+def test_a_mixer_of_a_model_given_by_name_can_be_overridden():
+    config = RunConfig.parse(override({"model": "mamba"}, {"model.mixers.*.d_state": 4}))
+    assert [(m.name, m.d_state) for m in config.model.mixers] == [("mamba", 4), ("mamba", 4)]
+
+
+def test_an_override_of_one_layer_leaves_the_other_layers_and_the_preset_alone():
+    before = RunConfig.build("attention_conv_q")
+    config = RunConfig.parse(override({"model": "attention_conv_q"}, {"model.mixers.0.n_heads": 2}))
+    assert [m.n_heads for m in config.model.mixers] == [2, 1]
+    assert RunConfig.build("attention_conv_q") == before
+
+
+@pytest.mark.parametrize("name", cs.mixers.names())
+def test_every_mixer_is_a_model_by_its_name(name):
+    config = RunConfig.build(name, n_layers=3)
+    assert name in {m.name for m in config.model.mixers}
+    assert RunConfig.parse({"model": {"preset": name, "n_layers": 3}}) == config
+    assert cs.model(name, d_model=32, n_layers=1).cfg.n_layers == 1
+
+
 @pytest.mark.parametrize(
     ("data", "path"),
     [

@@ -12,7 +12,7 @@ from circuitscope.config.train import TrainConfig
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.explain import explain
 from circuitscope.models.config import ModelConfig
-from circuitscope.models.presets import PRESETS, expand_preset, named_model
+from circuitscope.models.presets import expand_preset, model_mapping
 from circuitscope.tasks import Task
 
 
@@ -34,10 +34,8 @@ class RunConfig(BaseModel):
         data = dict(data)
         task = data["task"] = _task(data.get("task", "mqar"))
         model = data.get("model", {})
-        if isinstance(model, str):
-            model = named_model(model)
-        if isinstance(model, dict):
-            model = {"vocab_size": task.vocab_size, "max_length": task.max_length, **model}
+        if not isinstance(model, ModelConfig):
+            model = {"vocab_size": task.vocab_size, "max_length": task.max_length, **model_mapping(model)}
         data["model"] = model
         return data
 
@@ -72,7 +70,7 @@ class RunConfig(BaseModel):
         order is train, task, model, mixer.
         """
         task = _task(task if task is not None else "mqar")
-        model = _model(model)
+        model = model_mapping("attention" if model is None else model)
         if "n_layers" in options and "preset" in model:
             model["n_layers"] = options.pop("n_layers")
         model = expand_preset(model)
@@ -109,21 +107,3 @@ def _task(spec: Any) -> Task:
         raise UserError(f"task: expected a name or a mapping, got {shown(spec)}; names: {', '.join(tasks.names())}")
     options = {str(k): v for k, v in spec.items() if k != "name"}
     return tasks.task(spec.get("name", "mqar"), **options)
-
-
-def _model(spec: Any) -> dict[str, Any]:
-    """A model given as a name, a mapping or a config, as a mapping with a list of mixers."""
-    if isinstance(spec, ModelConfig):
-        return spec.model_dump(mode="json")
-    if spec is None or isinstance(spec, str):
-        spec = named_model(spec or "attention")
-    if not isinstance(spec, dict):
-        raise UserError(f"model: expected a name or a mapping, got {shown(spec)}; names: {', '.join(PRESETS)}")
-    if "preset" in spec:
-        return dict(spec)
-    listed = spec.get("mixers", "attention")
-    if isinstance(listed, str):
-        listed = [m.strip() for m in listed.split(",")]
-    if not isinstance(listed, list | tuple):
-        raise UserError(f"model.mixers: expected a list of mixers, got {shown(listed)}")
-    return {**spec, "mixers": list(listed)}

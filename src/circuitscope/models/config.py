@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from circuitscope.errors import UserError, shown
+from circuitscope.errors import UserError
 from circuitscope.mixers import MixerConfig, mixer_config
 from circuitscope.models.presets import expand_preset
 from circuitscope.section import Section
@@ -51,12 +51,7 @@ class ModelConfig(Section):
         if not isinstance(data, dict):
             return data
         data = expand_preset(data)
-        mixers: Any = data.get("mixers", ["attention"])
-        if isinstance(mixers, str):
-            mixers = [m.strip() for m in mixers.split(",")]
-        if not isinstance(mixers, list | tuple) or not mixers:
-            raise UserError(f"model.mixers: expected a list of mixers, got {shown(mixers)}")
-        data = dict(data)
+        mixers = data["mixers"]
         default = cls.model_fields["n_layers"].default if len(mixers) == 1 else len(mixers)
         layers = data.setdefault("n_layers", default)
         if isinstance(layers, int) and 1 <= layers <= 1024:
@@ -65,7 +60,7 @@ class ModelConfig(Section):
                     f"model.mixers: {len(mixers)} mixers for n_layers = {layers}; give one, or one per layer"
                 )
             if len(mixers) == 1:
-                mixers = list(mixers) * layers
+                mixers = mixers * layers
         data["mixers"] = mixers
         if not all(mixer_config(m).needs_positions for m in mixers):
             data.setdefault("positions", "none")
