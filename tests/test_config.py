@@ -117,7 +117,7 @@ def test_a_config_comes_back_from_its_yaml(options, tmp_path):
 
 def test_yaml_holds_every_field_so_that_later_defaults_change_nothing():
     data = yaml.safe_load(RunConfig().dump())
-    assert set(data) == {"model", "task", "train"}
+    assert set(data) == {"schema", "model", "task", "train"}
     assert set(data["train"]) == set(TrainConfig.model_fields)
     assert set(data["model"]) == set(ModelConfig.model_fields)
     assert set(data["task"]) == set(type(cs.task("mqar")).model_fields)

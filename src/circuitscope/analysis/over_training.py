@@ -76,7 +76,7 @@ def analyze(
     Returns:
         run, step, layer, head (none: the whole layer), factor, score, weighting, value, stderr, n.
     """
-    run = run if isinstance(run, Run) else Run(run)
+    run = Run.of(run)
     names = check_scores(scores, run.config.task)
     data = data_of(run, sequences)
     every = check_scores(None, run.config.task)
@@ -107,7 +107,7 @@ def circuits(
     run: Run | str | Path, *, steps: Steps = None, sequences: int = SEQUENCES, watcher: Watcher | None = None
 ) -> dict[int, Circuit]:
     """The recall circuit of checkpoints (the last unless told), by step; kept in RUN/analysis/circuit.parquet."""
-    run = run if isinstance(run, Run) else Run(run)
+    run = Run.of(run)
     batch = data_of(run, sequences).own
     if not shows_phi(run):
         raise UserError(f"{run.path} has no layer with Φ, so there is no circuit to look for in it")
@@ -125,7 +125,7 @@ def decay(
 
     `analysis.decay_rows` says what the quantities are.
     """
-    run = run if isinstance(run, Run) else Run(run)
+    run = Run.of(run)
     tokens = data_of(run, sequences).own.tokens
     return over_checkpoints(
         run, "decay", DECAY_COLUMNS, lambda model: decay_rows(model, tokens), steps, sequences, watcher
@@ -136,7 +136,7 @@ def causes(
     run: Run | str | Path, *, step: int | None = None, sequences: int = SEQUENCES, watcher: Watcher | None = None
 ) -> pd.DataFrame:
     """Ablations, knockouts by role and interchange patching at one checkpoint (the last unless told)."""
-    run = run if isinstance(run, Run) else Run(run)
+    run = Run.of(run)
     batch = data_of(run, sequences).own
     chosen = saved_steps(run)[-1] if step is None else step
     return over_checkpoints(
@@ -149,8 +149,8 @@ def data_of(run: Run, sequences: int = SEQUENCES) -> Data:
     if sequences < 2:
         raise UserError(f"sequences must be at least 2 for a standard error, got {sequences}")
     config = run.config
-    seed = config.train.seed if config.train.data_seed is None else config.train.data_seed
-    return Data(config.task, longest=config.model.max_length, sequences=sequences, seed=seed)
+    longest = config.model.max_length
+    return Data(config.task, longest=longest, sequences=sequences, seed=config.train.batch_seed)
 
 
 def over_checkpoints(

@@ -4,22 +4,23 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
 from circuitscope import mixers, tasks
+from circuitscope.config.identity import digest
 from circuitscope.config.overrides import override, read_yaml
+from circuitscope.config.schema import VERSION, to_current
 from circuitscope.config.train import TrainConfig
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.explain import explain
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.presets import expand_preset, model_mapping
+from circuitscope.section import Section
 from circuitscope.tasks import Task
 
 
-class RunConfig(BaseModel):
+class RunConfig(Section):
     """Everything a run needs; equal configs on one machine give equal weights, bit by bit."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: ModelConfig = Field(default_factory=ModelConfig)
     task: SerializeAsAny[Task] = Field(default_factory=lambda: tasks.task("mqar"))
@@ -49,18 +50,19 @@ class RunConfig(BaseModel):
 
     @classmethod
     def parse(cls, data: Any) -> "RunConfig":
-        """From plain data; what is wrong comes back as one line."""
+        """From plain data, in today's layout unless it says its version; what is wrong comes back as one line."""
         if not isinstance(data, dict):
             raise UserError(f"a config is a mapping with model, task and train, got {type(data).__name__}")
         try:
-            return cls.model_validate(data)
+            return cls.model_validate(to_current(data) if "schema" in data else data)
         except ValidationError as error:
             raise explain(error, cls) from None
 
     @classmethod
     def load(cls, path: str | Path, overrides: dict[str, Any] | None = None) -> "RunConfig":
         """From a YAML file, with dotted overrides applied."""
-        return cls.parse(override(read_yaml(Path(path)), overrides or {}))
+        data = read_yaml(Path(path))
+        return cls.parse(override(to_current(data) if isinstance(data, dict) else data, overrides or {}))
 
     @classmethod
     def build(cls, model: Any = None, task: Any = None, **options: Any) -> "RunConfig":
@@ -92,9 +94,14 @@ class RunConfig(BaseModel):
                 raise unknown("option", key, set().union(*places.values(), mixer_fields) - {"name"})
         return cls.parse(data)
 
+    @property
+    def digest(self) -> str:
+        """The identity of a run with this config: a short digest of what determines its weights."""
+        return digest(self)
+
     def dump(self) -> str:
-        """As YAML, complete: every default is written out."""
-        text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        """As YAML, complete: the version of the layout, and every value, defaults too."""
+        text: str = yaml.safe_dump({"schema": VERSION, **self.model_dump(mode="json")}, sort_keys=False)
         return text
 
 

@@ -6,6 +6,10 @@ from pydantic import Field
 
 from circuitscope.section import Section
 
+_RECORDS = {"log_every", "save_every", "save_schedule", "resume_every", "keep_resume", "tensorboard", "wandb"}
+_MACHINE = {"device", "threads"}
+_EVALUATION = {"eval_every", "eval_batches", "eval_batch_size", "early_stop"}
+
 
 class TrainConfig(Section):
     """How a run is optimized, evaluated and saved."""
@@ -46,3 +50,16 @@ class TrainConfig(Section):
     )
     tensorboard: bool = Field(default=False, description="also write TensorBoard events")
     wandb: str | None = Field(default=None, description="also log to this Weights & Biases project")
+
+    @property
+    def batch_seed(self) -> int:
+        """The seed of the examples: `data_seed`, or `seed` where there is none."""
+        return self.seed if self.data_seed is None else self.data_seed
+
+    def without_effect(self) -> frozenset[str]:
+        """What is recorded and where the run is computed; evaluation too, as long as it does not end the run.
+
+        With `early_stop` the evaluations decide which weights are the last, so then their fields count as well:
+        a run that was stopped early must not be taken for one that was not.
+        """
+        return frozenset(_RECORDS | _MACHINE | (_EVALUATION if self.early_stop is None else set()))

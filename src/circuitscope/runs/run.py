@@ -21,13 +21,14 @@ from filelock import FileLock, Timeout
 
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError, unknown
-from circuitscope.models import HookedLM
 from circuitscope.runs.checkpoints import Checkpoints
 from circuitscope.runs.metrics import read_metrics
 from circuitscope.runs.store import DamagedFile, overwrite_text, write_text
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from circuitscope.models import HookedLM
 
 State = Literal["created", "running", "finished", "stopped", "diverged", "failed"]
 
@@ -49,6 +50,11 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
 
+    @classmethod
+    def of(cls, run: "Run | str | Path") -> "Run":
+        """The run itself, or the run in this folder."""
+        return run if isinstance(run, Run) else cls(run)
+
     @property
     def name(self) -> str:
         return self.path.name
@@ -57,6 +63,11 @@ class Run:
     def config(self) -> RunConfig:
         """The resolved config the run was made from; it is written once."""
         return RunConfig.load(self.path / "config.yaml")
+
+    @property
+    def digest(self) -> str:
+        """The run's identity: a short digest of what determines its weights."""
+        return self.config.digest
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -86,8 +97,10 @@ class Run:
 
         return pd.DataFrame(read_metrics(self.path))
 
-    def load(self, step: int | None = None) -> HookedLM:
+    def load(self, step: int | None = None) -> "HookedLM":
         """The model with the weights after `step` updates (the last checkpoint unless told), in eval mode."""
+        from circuitscope.models import HookedLM
+
         if step is None:
             if not self.steps:
                 raise UserError(f"{self.path} has no checkpoints")
