@@ -230,6 +230,13 @@ def test_an_override_of_one_layer_leaves_the_other_layers_and_the_preset_alone()
     assert RunConfig.build("attention_conv_q") == before
 
 
+def test_a_preset_is_not_silently_ignored_where_the_file_lists_mixers(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(RunConfig.build("attention").dump())
+    with pytest.raises(cs.UserError, match="expected a preset or mixers, got both: 'mamba'"):
+        RunConfig.load(path, {"model.preset": "mamba"})
+
+
 @pytest.mark.parametrize("name", cs.mixers.names())
 def test_every_mixer_is_a_model_by_its_name(name):
     config = RunConfig.build(name, n_layers=3)

@@ -101,6 +101,10 @@ def model_mapping(spec: Any) -> dict[str, Any]:
 def expand_preset(model: dict[str, Any]) -> dict[str, Any]:
     """A model's fields with `preset` replaced by what it stands for, and `mixers` as a list."""
     if "preset" in model:
+        if "mixers" in model:
+            raise UserError(
+                f"model: expected a preset or mixers, got both: {shown(model['preset'])} and a list of mixers"
+            )
         rest = {key: value for key, value in model.items() if key not in ("preset", "n_layers")}
         layers = model.get("n_layers")
         if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or not 1 <= layers <= 512):
