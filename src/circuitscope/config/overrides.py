@@ -1,4 +1,4 @@
-"""Configs as plain data: a YAML file read safely, and dotted overrides such as model.d_model=128 applied to it."""
+"""Configs as plain data: reads YAML files and applies dotted overrides such as model.d_model=128."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +11,7 @@ from circuitscope.models.presets import expand_preset, model_mapping
 
 
 def read_yaml(path: Path) -> Any:
-    """A YAML file as plain data, by the safe loader."""
+    """Reads a YAML file as plain data with the safe loader, which runs no code."""
     try:
         data = yaml.safe_load(path.read_text())
         return {} if data is None else data
@@ -38,7 +38,7 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def override(data: Any, assignments: dict[str, Any]) -> Any:
-    """Plain data with dotted paths assigned.
+    """Returns a copy of plain data in which the dotted paths have the given values.
 
     In a list of mixers a number picks one and `*` picks all: `model.mixers.0.n_heads`. A model, task or
     mixer given by its name is opened into the mapping that it stands for.
@@ -67,7 +67,7 @@ def _assign(node: Any, parts: list[str], value: Any, path: str) -> None:
     elif isinstance(node, dict):
         picked = [first]
     else:
-        raise UserError(f"'{path}': '{first}' is inside something that is not a section")
+        raise UserError(f"'{path}': '{first}' cannot be set, because what it is in is not a section")
     for key in picked:
         if not rest:
             node[key] = value

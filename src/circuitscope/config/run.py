@@ -1,4 +1,4 @@
-"""RunConfig: model, task and training in one strict record."""
+"""RunConfig: the model, the task and the training of a run in one strict record."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from circuitscope.tasks import Task
 
 
 class RunConfig(Section):
-    """Everything a run needs; equal configs on one machine give equal weights, bit by bit."""
+    """Everything that a run needs. On one machine, equal configs give weights that are equal bit by bit."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
     task: SerializeAsAny[Task] = Field(default_factory=lambda: tasks.task("mqar"))
@@ -29,7 +29,7 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, data: Any) -> Any:
-        """Names become configs; the model's vocabulary and length come from the task."""
+        """Turns names into configs, and takes the model's vocabulary and length from the task."""
         if not isinstance(data, dict):
             return data
         data = dict(data)
@@ -50,7 +50,11 @@ class RunConfig(Section):
 
     @classmethod
     def parse(cls, data: Any) -> "RunConfig":
-        """From plain data, in today's layout unless it says its version; what is wrong comes back as one line."""
+        """Reads plain data. It has today's layout by default; the key `schema` says that it has an older one.
+
+        Raises:
+            UserError: one line that says what is wrong.
+        """
         if not isinstance(data, dict):
             raise UserError(f"a config is a mapping with model, task and train, got {type(data).__name__}")
         try:
@@ -60,16 +64,16 @@ class RunConfig(Section):
 
     @classmethod
     def load(cls, path: str | Path, overrides: dict[str, Any] | None = None) -> "RunConfig":
-        """From a YAML file, with dotted overrides applied."""
+        """Reads a YAML file and applies dotted overrides."""
         data = read_yaml(Path(path))
         return cls.parse(override(to_current(data) if isinstance(data, dict) else data, overrides or {}))
 
     @classmethod
     def build(cls, model: Any = None, task: Any = None, **options: Any) -> "RunConfig":
-        """From names and flat options, each sent to the part that has a field of that name.
+        """Makes a config from names and flat options; each option goes to the part that has a field of that name.
 
-        `build("attention", "mqar", pairs=8, n_heads=2, lr=1e-3)`. Where two parts share a name the
-        order is train, task, model, mixer.
+        `build("attention", "mqar", pairs=8, n_heads=2, lr=1e-3)`. Where several parts
+        have the field, the first of train, task, model, mixer takes the option.
         """
         task = _task(task if task is not None else "mqar")
         model = model_mapping("attention" if model is None else model)
@@ -100,7 +104,7 @@ class RunConfig(Section):
         return digest(self)
 
     def dump(self) -> str:
-        """As YAML, complete: the version of the layout, and every value, defaults too."""
+        """The complete config as YAML: the version of the layout, then every value, defaults included."""
         text: str = yaml.safe_dump({"schema": VERSION, **self.model_dump(mode="json")}, sort_keys=False)
         return text
 

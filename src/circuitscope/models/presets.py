@@ -14,7 +14,7 @@ from circuitscope.section import Section
 
 @dataclass(frozen=True)
 class Preset:
-    """A model for any number of layers: `fields(n)` are the fields of its config."""
+    """A model with any number of layers: `fields(n)` gives the fields of its config."""
 
     about: str
     fields: Callable[[int], dict[str, Any]]
@@ -27,7 +27,7 @@ def _stack(mixer: Any, **fields: Any) -> Callable[[int], dict[str, Any]]:
 
 
 def _based(n: int) -> dict[str, Any]:
-    """Gated conv and linear attention by turns; one layer is the linear attention."""
+    """Gated conv and linear attention alternate; a single layer is the linear attention."""
     attention = {"name": "based", "feature_dim": 8}
     layers = [attention if i % 2 else "gated_conv" for i in range(n)] if n > 1 else [attention]
     return {"mixers": layers, "positions": "learned", "init": "gpt2"}
@@ -60,7 +60,7 @@ PRESETS: dict[str, Preset] = {
         )
         for on in ("q", "k", "v", "qkv")
     },
-    "based": Preset("Taylor linear attention, by turns with a gated short conv", _based),
+    "based": Preset("Taylor linear attention, alternating with a gated short conv", _based),
     "h3": Preset("H3: shift SSM, then S4D between two gates", _stack("h3")),
     "hyena": Preset("Hyena, order 2: implicit long conv between two gates", _stack("hyena")),
     "rwkv": Preset("RWKV-4 time mixing", _stack("rwkv")),
@@ -74,9 +74,9 @@ PRESETS: dict[str, Preset] = {
     "gated_deltanet": Preset("Gated DeltaNet, one head", _stack("gated_deltanet")),
     "s4": Preset("S4 (S4D-Lin)", _stack("s4")),
     "s4_mamba": Preset("Mamba's block around S4D", _stack("s4_mamba")),
-    "mambaformer": Preset("a Mamba block, then attention and Mamba by turns; two blocks a layer", _mambaformer),
+    "mambaformer": Preset("a Mamba block, then alternating attention and Mamba; two blocks per layer", _mambaformer),
     "standard_hybrid": Preset(
-        "attention and Mamba by turns with learned positions; two blocks a layer", _standard_hybrid
+        "alternating attention and Mamba with learned positions; two blocks per layer", _standard_hybrid
     ),
     "transformer_initial_mamba": Preset(
         "a Mamba layer, then attention layers, no positions",

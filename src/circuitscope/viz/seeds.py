@@ -16,7 +16,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Band:
-    """A curve with what lies around it."""
+    """A curve between a lower and an upper one."""
 
     step: Array
     value: Array
@@ -25,7 +25,7 @@ class Band:
 
     @staticmethod
     def over(curves: Sequence[tuple[Iterable[float], Iterable[float]]]) -> "Band":
-        """Mean, lowest and highest of several curves at the steps that all of them have."""
+        """The mean, the lowest and the highest of several curves, at the steps that all of them have."""
         frames = [pd.Series(np.asarray(list(v), float), index=np.asarray(list(s), float)) for s, v in curves]
         both = pd.concat([f[~f.index.duplicated(keep="last")] for f in frames], axis=1, join="inner").sort_index()
         found = both.to_numpy(float)
@@ -34,7 +34,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Group:
-    """One run, or several that differ in their seed; `at` are their places among the runs given."""
+    """One run, or several that differ in their seed alone; `at` are their places among the runs given."""
 
     label: str
     runs: tuple[Run, ...]
@@ -42,7 +42,7 @@ class Group:
 
 
 def groups_of(runs: Sequence[Run], together: bool = True) -> list[Group]:
-    """Runs in their order; with `together`, those that differ in their seed alone are one group."""
+    """Groups runs in their order; with `together`, those that differ in their seed alone form one group."""
     found: list[list[int]] = []
     for i, run in enumerate(runs):
         fits = (at for at in found if all(differ_in_seed_alone(run.config, runs[j].config) for j in at))
