@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import circuitscope as cs
 from circuitscope.config import RunConfig, override, parse_assignments, read_yaml
 from circuitscope.config.train import TrainConfig
-from circuitscope.mixers import AttentionConfig
+from circuitscope.mixers.attention import AttentionConfig
 from circuitscope.models.config import ModelConfig
 
 
