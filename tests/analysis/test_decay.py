@@ -8,7 +8,6 @@ from transformer_lens.hook_points import HookPoint
 
 import circuitscope as cs
 from circuitscope.analysis import decay as decay_module
-from circuitscope.analysis.decay.layer_decay import layer_decay, without_D
 from circuitscope.analysis.decay.lag_profile import (
     fit_decay,
     half_mass,
@@ -17,6 +16,7 @@ from circuitscope.analysis.decay.lag_profile import (
     profile,
     profile_by_sequence,
 )
+from circuitscope.analysis.decay.layer_decay import layer_decay, without_D
 from circuitscope.errors import UserError
 from circuitscope.models import phi as phi_module
 

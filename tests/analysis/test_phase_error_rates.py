@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from circuitscope.analysis import phase_simulation as simulation
-from circuitscope.analysis.phases.evidence import Grid
 from circuitscope.analysis.phases.detection import critical, transitions
+from circuitscope.analysis.phases.evidence import Grid
 
 DOCS = Path(__file__).parents[2] / "docs" / "phases.md"
 false_alarms = lru_cache(simulation.false_alarms)

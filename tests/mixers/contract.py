@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from circuitscope.mixers.phi import product
 from torch import Tensor, nn
 
 import circuitscope as cs
 from circuitscope.config.train import TrainConfig
 from circuitscope.hooks import HookPoint
 from circuitscope.mixers import Mixer, MixerConfig
-from circuitscope.mixers.phi import product
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.training.optimizer import make_optimizer
