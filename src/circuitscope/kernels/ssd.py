@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from circuitscope.kernels.backends import FLA_SSD
+
 
 def ssd_reference(
     x: Float[Tensor, "batch pos head d_head"],
@@ -53,16 +55,10 @@ def ssd(
 
     Inside a chunk y = (C Bᵀ ⊙ Γ) diag(Δ) x; from chunk to chunk one state is handed on. Any length; the
     last chunk is padded with Δ = 0. Half precision is computed in float32 and rounded at the end. On a
-    GPU in half precision this is fla's chunk_simple_gla where it is installed (`ssd_path` says which).
+    GPU in half precision this is fla's chunk_simple_gla, where it serves.
     """
-    kernel = _fla_kernel(x.device, x.dtype)
-    if kernel is not None:
-        try:
-            return _ssd_by_fla(kernel, x, dt, A, B, C, D, initial)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as refusal:
-            _refusals[x.device.type, x.dtype] = f"fla refused a call ({_first_line(refusal)})"
+    if FLA_SSD.serves(x, d_head=x.shape[-1], state=B.shape[-1]):
+        return _ssd_by_fla(FLA_SSD, x, dt, A, B, C, D, initial)
     return _ssd_chunked(x, dt, A, B, C, D, initial, chunk)
 
 
@@ -84,17 +80,6 @@ def ssd_phi(
     if D is not None:
         phi = phi + torch.diag_embed(D.to(dtype)[:, None].expand(heads, dt.shape[1]))
     return phi.to(B.dtype)
-
-
-def ssd_states(
-    x: Float[Tensor, "batch pos head d_head"],
-    dt: Float[Tensor, "batch pos head"],
-    A: Float[Tensor, " head"],
-    B: Float[Tensor, "batch pos group state"],
-    initial: Float[Tensor, "batch head state d_head"] | None = None,
-) -> Float[Tensor, "batch pos head state d_head"]:
-    """S_t for every position, after the write at t. Holds batch · pos · head · state · d_head numbers."""
-    return _scan((dt * A).exp(), _writes(x, dt, B), initial)
 
 
 def ssd_with_state_edit(
@@ -123,20 +108,6 @@ def ssd_with_state_edit(
     S = _scan(decay, writes + (edit(S.clone()) - S), initial)
     y: Tensor = (_per_head(C, x.shape[2])[..., None, :] @ S)[..., 0, :]
     return y if D is None else y + D[:, None] * x
-
-
-def ssd_path(device: torch.device | str, dtype: torch.dtype) -> tuple[str, str]:
-    """Which kernel `ssd` would use for tensors like these, and why."""
-    device = torch.device(device)
-    if device.type != "cuda":
-        return "torch", f"chunked matrix products; fla's kernels need CUDA, the device is {device.type}"
-    if dtype not in _HALF:
-        return "torch", f"chunked matrix products; fla's kernels round {_name(dtype)} products, so they serve half only"
-    if _fla_kernel(device, dtype) is None:
-        return "torch", "chunked matrix products; flash-linear-attention is missing or does not import"
-    if (device.type, dtype) in _refusals:
-        return "torch", f"chunked matrix products; {_refusals[device.type, dtype]}"
-    return "fla", f"chunk_simple_gla: CUDA and {_name(dtype)}"
 
 
 def segment_decay(log_a: Float[Tensor, "... pos"]) -> Float[Tensor, "... dest src"]:
@@ -266,23 +237,6 @@ def _scan(decay: Tensor, writes: Tensor, initial: Tensor | None) -> Tensor:
     return torch.stack(states, 1) if states else torch.zeros_like(writes)
 
 
-# fla's kernels multiply float32 in tf32 or refuse it, which breaks Φ·v = fused output to 1e-5; in half
-# precision rounding is what the caller asked for.
-_HALF = (torch.float16, torch.bfloat16)
-_refusals: dict[tuple[str, torch.dtype], str] = {}
-
-
-def _fla_kernel(device: torch.device, dtype: torch.dtype) -> Any:
-    """fla's chunk_simple_gla where it serves, or None: without a driver its import fails in many ways."""
-    if device.type != "cuda" or dtype not in _HALF:
-        return None
-    try:
-        from fla.ops.simple_gla import chunk_simple_gla
-    except Exception:
-        return None
-    return chunk_simple_gla
-
-
 def _ssd_by_fla(
     kernel: Any, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, initial: Tensor | None
 ) -> Tensor:
@@ -300,11 +254,3 @@ def _ssd_by_fla(
     )
     out: Tensor = y if D is None else y + (D[:, None] * x).to(x.dtype)
     return out
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
