@@ -50,7 +50,7 @@ class Backend:
     def serves(self, tensor: Tensor, **sizes: Any) -> bool:
         """Whether this backend serves a call with tensors like this one; the first refusal of a kind is logged."""
         if self.device == "cuda" and not tensor.numel():
-            return False  # a GPU cannot launch zero threads, torch knows empty tensors
+            return False  # a GPU kernel cannot launch zero threads; torch handles empty tensors
         reason = self.refuses(tensor.device, tensor.dtype, **sizes)
         if reason and tensor.device.type == self.device == "cuda" and reason not in _said:
             _said.add(reason)
