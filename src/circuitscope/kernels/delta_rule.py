@@ -2,7 +2,7 @@
 
 Layouts are [batch, pos, head, …]. The papers write the state as values × keys, S_t q_t; here, as in SSD
 and in fla, it is stored transposed, S: [d_key, d_value], so that a read is qᵀS and a write is k uᵀ.
-Normalizing keys and squashing β and the gate are the caller's business; β may reach 2.
+The caller normalizes the keys and brings β and the gate into their range; β may reach 2.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def delta_rule(
     initial: Float[Tensor, "batch head d_key d_value"] | None = None,
     chunk: int = 64,
 ) -> Float[Tensor, "batch pos head d_value"]:
-    """S ← e^{g_t} S; S_t = (I − β_t k_t k_tᵀ) S + β_t k_t v_tᵀ; o_t = scale · q_tᵀ S_t (scale d_key^−½ unless given).
+    """S ← e^{g_t} S; S_t = (I − β_t k_t k_tᵀ) S + β_t k_t v_tᵀ; o_t = scale · q_tᵀ S_t, scale d_key^−½ by default.
 
     g is a log decay, at most 0; without it this is the plain delta rule. Chunked: with γ_i the decay
     since the chunk began and S₀ the state it began with, what each position really writes is U,
@@ -157,7 +157,7 @@ def _delta_chunked(
 
 
 class _Chunk(torch.autograd.Function):
-    """One chunk: (q, k, v, β, g, S₀) to (O, S₁), S₁ only if asked for. Differentiable once.
+    """One chunk: (q, k, v, β, g, S₀) to (O, S₁), where S₁ is computed only on request. Differentiable once.
 
     With e_i the decay since the chunk began, w_j the decay until it ends (1 without g), P and N the
     decayed overlaps, all per head:
@@ -302,7 +302,7 @@ def _no_state(k: Tensor, v: Tensor) -> Tensor:
 
 
 def _scan(k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, initial: Tensor | None, extra: Tensor | None) -> Tensor:
-    """S_t = (I − β_t k_t k_tᵀ) e^{g_t} S_{t−1} + β_t k_t v_tᵀ + extra_t, all of them."""
+    """S_t = (I − β_t k_t k_tᵀ) e^{g_t} S_{t−1} + β_t k_t v_tᵀ + extra_t at every position."""
     S = _no_state(k, v) if initial is None else initial
     states = []
     for t in range(k.shape[1]):
@@ -326,7 +326,7 @@ def _delta_by_fla(
     scale: float,
     initial: Tensor | None,
 ) -> Tensor:
-    """fla's layout is ours; by keyword, because its functions order g and beta differently."""
+    """fla has the same layout. Arguments go by keyword, because its functions order g and beta differently."""
     k, v, beta = k.to(q.dtype), v.to(q.dtype), beta.to(q.dtype)
     gate = {} if g is None else {"g": g.to(torch.promote_types(g.dtype, torch.float32))}
     state = None if initial is None else initial.to(torch.promote_types(initial.dtype, torch.float32))

@@ -28,14 +28,14 @@ from torch import Tensor
 
 LANES = 8
 
-# Numba says it is typed, but most of it is not.
+# Numba claims to be typed, but most of it is not.
 _settings: Any = numba.config
 _get_item_pointer: Any = cgutils.get_item_pointer
 _unpack_tuple: Any = cgutils.unpack_tuple
 _lower: Any = lower_builtin
 _signature: Any = signature
 
-# All of fast math that kernels get: a product and a sum may fuse. Numba puts its flags on every
+# The one liberty of fast math that kernels take: a product and a sum may fuse. Numba puts its flags on every
 # instruction of a function: "reassoc" would cancel the rounding in exp2, and with "nnan" a NaN may
 # come out finite (the trainer knows a diverged run by its loss). Vectors do not need either.
 FASTMATH = {"contract"}
@@ -89,14 +89,14 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _as_written(function: Callable[..., Any]) -> Any:
-    """The function without what a checker of types wrapped around it: Numba would compile the wrapper."""
+    """The function without the wrapper that a run-time type checker put around it, which Numba cannot compile."""
     return inspect.unwrap(function)
 
 
 def _prefer_openmp() -> None:
-    """Numba's workqueue layer must not be entered from two threads; OpenMP and TBB may.
+    """Two threads must not enter Numba's workqueue layer at once; they may enter OpenMP and TBB.
 
-    A layer named by the user (NUMBA_THREADING_LAYER, NUMBA_THREADING_LAYER_PRIORITY) stays.
+    A layer that the user names (NUMBA_THREADING_LAYER, NUMBA_THREADING_LAYER_PRIORITY) stays.
     """
     chosen = "NUMBA_THREADING_LAYER" in os.environ or "NUMBA_THREADING_LAYER_PRIORITY" in os.environ
     if not chosen and _settings.THREADING_LAYER_PRIORITY == ["tbb", "omp", "workqueue"]:
@@ -137,7 +137,7 @@ def _remove_stale_code(compiled: Any) -> None:
 
 
 def pad_last(tensor: Tensor, multiple: int = LANES) -> Tensor:
-    """Contiguous, detached, the last axis padded with zeros to a multiple: what a kernel may load from."""
+    """A contiguous, detached tensor whose last axis is padded with zeros to a multiple: what a kernel may load from."""
     missing = -tensor.shape[-1] % multiple
     tensor = tensor.detach()
     return F.pad(tensor, (0, missing)) if missing else tensor.contiguous()
@@ -211,7 +211,7 @@ def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index_type
 
 
 def instructions(function: Any) -> Any:
-    """A function of kernels given by the LLVM instructions it emits; to Python's type checker, anything."""
+    """A function for use in kernels, given by the LLVM instructions that it emits. Type checkers see Any."""
     return intrinsic(_as_written(function))
 
 

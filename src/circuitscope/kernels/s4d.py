@@ -26,7 +26,7 @@ Discretization = Literal["zoh", "bilinear"]
 
 
 class S4DParams(NamedTuple):
-    """What fixes one S4D layer, all real: A = −exp(log_A_real) + i A_imag, C as (re, im), Δ = e^{log_dt}."""
+    """The parameters of one S4D layer, all real: A = −exp(log_A_real) + i A_imag, C as (re, im), Δ = e^{log_dt}."""
 
     log_A_real: Float[Tensor, "channel state"]
     A_imag: Float[Tensor, "channel state"]

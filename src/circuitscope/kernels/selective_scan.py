@@ -123,7 +123,7 @@ def _check(
     x: Tensor | None = None,
     initial: Tensor | None = None,
 ) -> None:
-    """The kernels load without looking: every shape must fit before they start."""
+    """The kernels do not check their indices, so every shape must fit before they start."""
     if dt.ndim != 3 or A.ndim != 2:
         raise ValueError(
             f"dt is [batch, pos, channel] and A is [channel, state], not {list(dt.shape)} and {list(A.shape)}"
@@ -205,7 +205,7 @@ def selective_scan_phi(
     C: Float[Tensor, "batch pos state"],
     D: Float[Tensor, " channel"] | None = None,
 ) -> Float[Tensor, "batch channel dest src"]:
-    """Φ of every channel given, lower-triangular: Σ_j Φ_ij x_j = y_i. Differentiable in every argument.
+    """Φ of each channel that is given, lower-triangular: Σ_j Φ_ij x_j = y_i. Differentiable in every argument.
 
     Row by row, h_j ← exp(Δ_i A) ⊙ h_j, Φ_ij = C_i·h_j: channel · state · L exponentials, all of them at
     most 1, and no state axis in memory. Channels are independent, so pass slices of dt, A and D to bound
@@ -303,7 +303,7 @@ class _SelectiveScan(torch.autograd.Function):
 
 
 def _block(batch: int, channels: int) -> int:
-    """Channels per task: few tasks share B and C well, many keep all threads busy. Never depends on the threads."""
+    """Channels per task, whatever the threads: large blocks share B and C well, small ones keep all threads busy."""
     return 64 if batch * channels >= 512 else LANES
 
 
@@ -430,7 +430,7 @@ def _scan_backward(  # type: ignore[no-untyped-def]
 
 
 class _SelectiveScanPhi(torch.autograd.Function):
-    """Backward recomputes each channel's states, one state index at a time: two L × L scratch arrays a thread."""
+    """Backward recomputes each channel's states, one state index at a time: two L × L scratch arrays per thread."""
 
     @staticmethod
     def forward(ctx: Any, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> Tensor:

@@ -1,8 +1,8 @@
 """SSD, the state-space duality of Mamba2: the stepwise reference, the chunked form, Φ, the states.
 
 Layouts are [batch, pos, head, …]; the state of a head is [state, d_head] with `state` the axis that B
-and C share. Heads share B and C in groups: head h reads group h // (heads / groups). Discretization
-(Δ > 0) and the sign of A (A < 0) are the caller's business.
+and C share. Heads share B and C in groups: head h reads group h // (heads / groups). The caller
+discretizes (Δ > 0) and gives A its sign (A < 0).
 """
 
 from collections.abc import Callable
@@ -121,7 +121,7 @@ def segment_decay(log_a: Float[Tensor, "... pos"]) -> Float[Tensor, "... dest sr
 
 
 class _SegmentDecay(torch.autograd.Function):
-    """Backward: with E = grad ⊙ Γ below the diagonal, d log_a_k = Σ_{i≥k>j} E_ij. Differentiable again."""
+    """Backward: with E = grad ⊙ Γ below the diagonal, d log_a_k = Σ_{i≥k>j} E_ij. Differentiable again and again."""
 
     @staticmethod
     def forward(ctx: Any, log_a: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ def _ssd_chunked(
 
 
 def _cut(part: Tensor, count: int, size: int) -> Tensor:
-    """[batch, pos, …] to [batch, chunk, size, …], zeros behind the end."""
+    """[batch, pos, …] to [batch, chunk, size, …], with zeros after the end."""
     missing = count * size - part.shape[1]
     if missing:
         part = F.pad(part, (0, 0) * (part.ndim - 2) + (0, missing))
@@ -216,7 +216,7 @@ def _by_group(S: Tensor, groups: int) -> Tensor:
 
 
 def _per_head(part: Tensor, heads: int) -> Tensor:
-    """B or C, a copy for each head of its group."""
+    """B or C with one copy for each head of its group."""
     if heads % part.shape[2]:
         raise ValueError(f"{heads} heads cannot share {part.shape[2]} groups of B and C evenly")
     return part.repeat_interleave(heads // part.shape[2], 2)
@@ -228,7 +228,7 @@ def _writes(x: Tensor, dt: Tensor, B: Tensor) -> Tensor:
 
 
 def _scan(decay: Tensor, writes: Tensor, initial: Tensor | None) -> Tensor:
-    """S_t = decay_t S_{t−1} + writes_t, all of them."""
+    """S_t = decay_t S_{t−1} + writes_t at every position."""
     states = []
     S = writes.new_zeros(writes.shape[:1] + writes.shape[2:]) if initial is None else initial
     for a, write in zip(decay.unbind(1), writes.unbind(1), strict=True):

@@ -8,8 +8,8 @@ As a recurrence, with the state after position t kept at the scale e^{m_t}, m_t 
     y_t = (e^{m_{t−1}} num_{t−1} + e^{u + k_t} v_t) / (e^{m_{t−1}} den_{t−1} + e^{u + k_t}).
 
 Every exponential taken has an argument ≤ 0, so nothing overflows, and exponents are subtracted with more digits than
-float32 has, so k of ±1000 costs no accuracy. w = e^{time_decay} > 0 comes in as it stands here; the token shift
-before and the factor σ(r) after are the mixer's business. The fast path is differentiable once, wkv_phi and the
+float32 has, so k of ±1000 costs no accuracy. w = e^{time_decay} > 0 is given as it stands here; the mixer
+does the token shift before and applies the factor σ(r) after. The fast path is differentiable once, wkv_phi and the
 torch path any number of times.
 """
 
@@ -92,7 +92,7 @@ def _states(
     scale: Float[Tensor, "batch pos channel"],
     added: Float[Tensor, "batch pos channel 2"] | None = None,
 ) -> Float[Tensor, "batch pos channel 2"]:
-    """(num_t, den_t) after every position at the given scale m_t, in float64 and detached, plus what is added at t."""
+    """(num_t, den_t) after every position, at the scale m_t (float64, without gradient), with `added` entering at t."""
     keep, add = _scales(w, k, scale)
     x = torch.stack([add * v, add], dim=-1)
     return _scan(keep, x if added is None else x + added)
