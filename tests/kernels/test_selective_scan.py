@@ -435,6 +435,23 @@ def test_compiling_is_said_once_and_not_when_cached_and_torch_keeps_its_threads(
     assert "compiling" not in said[1]
 
 
+@pytest.mark.slow
+def test_the_process_that_compiles_and_one_that_finds_the_cache_compute_the_same_bits(tmp_path):
+    code = (
+        "import hashlib, torch; from circuitscope.kernels.selective_scan import selective_scan_phi as phi;"
+        "torch.manual_seed(0); dt, A, B = torch.rand(2, 50, 20) / 5, -4 * torch.rand(20, 6), torch.randn(2, 50, 6);"
+        "leaves = [a.requires_grad_() for a in (dt, A, B)]; out = phi(*leaves, B);"
+        "grads = torch.autograd.grad(out.square().sum(), leaves);"
+        "print(hashlib.sha256(b''.join(a.detach().numpy().tobytes() for a in (out, *grads))).hexdigest())"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    digests = {
+        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    }
+    assert len(digests) == 1
+
+
 def test_a_cache_older_than_the_shared_vector_code_is_dropped(tmp_path):
     index = tmp_path / "selective_scan.kernel_name-1.py311.nbi"
     index.touch()

@@ -45,8 +45,12 @@ FASTMATH = {"contract"}
 
 
 def task(function: Callable[..., Any]) -> Any:
-    """Compile the work of one thread or a part of it: kernels call it inside their `numba.prange`."""
-    return numba.njit(fastmath=FASTMATH)(_as_written(function))
+    """Compile the work of one thread or a part of it: kernels call it inside their `numba.prange`.
+
+    It is always inlined. Otherwise the process that compiles calls this function's own machine code while later ones
+    call the copy in the kernel's cache, and the two may fuse products and sums differently.
+    """
+    return numba.njit(fastmath=FASTMATH, forceinline=True)(_as_written(function))
 
 
 def serial(function: Callable[..., None]) -> Callable[..., None]:
