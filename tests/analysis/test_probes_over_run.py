@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis.over_training import Silent
 from circuitscope.analysis.probes import Definition, fit, probe, probe_model
 from circuitscope.analysis.probes.over_run import COLUMNS, Data, probe_rows
 from circuitscope.errors import UserError
+from circuitscope.progress import Silent
 from circuitscope.training.trainer import train
 from circuitscope.viz.probes import probes, short_name
 from tiny_run import tiny

@@ -10,8 +10,8 @@ import typer
 from typer.testing import CliRunner
 
 import circuitscope as cs
-from circuitscope.analysis.over_training import Silent
 from circuitscope.cli.report import report as command
+from circuitscope.progress import Silent
 from circuitscope.training.trainer import train
 from circuitscope.viz.report import report
 from circuitscope.viz.report.document import embedded

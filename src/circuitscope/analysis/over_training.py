@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Protocol
 
 import pandas as pd
 
@@ -19,6 +18,8 @@ from circuitscope.errors import UserError
 from circuitscope.memory import keep_freed_memory
 from circuitscope.mixers import has_phi
 from circuitscope.models import HookedLM
+from circuitscope.progress import Progress as Watcher
+from circuitscope.progress import Silent
 from circuitscope.runs.run import Run
 
 SEQUENCES = 256
@@ -35,27 +36,6 @@ DECAY_COLUMNS = {
     "n": "int64",
 }
 _VERSION = 1  # of what the tables hold
-
-
-class Watcher(Protocol):
-    """Told how far an analysis is."""
-
-    def start(self, what: str, total: int) -> None: ...
-    def advance(self, step: int) -> None: ...
-    def say(self, line: str) -> None: ...
-
-
-class Silent:
-    """Says nothing."""
-
-    def start(self, what: str, total: int) -> None:
-        pass
-
-    def advance(self, step: int) -> None:
-        pass
-
-    def say(self, line: str) -> None:
-        pass
 
 
 def analyze(

@@ -48,7 +48,7 @@ class Data:
         if isinstance(task, Induction):
             self.repeats = self.own
         elif min(longest, 101) >= 9:
-            repeats = Induction.fitting(min(longest, 101), task.vocab_size)
+            repeats = Induction.fitting(min(longest, 101), task.needs()["vocab_size"])
             self.repeats = repeats.batch(0, split="test", size=sequences, seed=seed)
         self.sets: dict[str, list[Edges]] = {}
 
