@@ -11,10 +11,10 @@ from benchmarks.rows import Row, Section, alternate, costs, duration, markdown, 
 from benchmarks.workload import SHAPES, take_step, temporary_folder
 from circuitscope.config import RunConfig
 from circuitscope.models.presets import PRESETS
+from circuitscope.progress import Silent
 from circuitscope.runs.run import create_run
 from circuitscope.training import device as device_module
 from circuitscope.training.device import set_up
-from circuitscope.training.progress import Silent
 from circuitscope.training.trainer import Trainer
 
 _SHAPE = SHAPES[0]

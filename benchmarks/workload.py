@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from circuitscope.config import RunConfig
+from circuitscope.progress import Silent
 from circuitscope.runs.run import create_run
 from circuitscope.training.device import set_up
-from circuitscope.training.progress import Silent
 from circuitscope.training.trainer import Trainer
 
 

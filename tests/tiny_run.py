@@ -3,15 +3,14 @@
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
-from circuitscope.analysis import over_training
 from circuitscope.config import RunConfig
+from circuitscope.progress import Silent
 from circuitscope.runs.metrics import read_metrics
 from circuitscope.runs.store import read_tensors
-from circuitscope.training.progress import Silent
 
 Tensors = dict[str, torch.Tensor]
 
@@ -38,25 +37,20 @@ def tiny(**options: Any) -> RunConfig:
     return RunConfig.build("attention", "mqar", **{**_TINY, **options})
 
 
-class Told(Silent):
-    """Remembers what a person would have been told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-
-class Listens(over_training.Silent):
-    """Remembers what a person would have been told of an analysis; stops it where asked."""
+class Listens(Silent):
+    """Remembers what a person would have been told, and by which steps; stops the work where asked."""
 
     def __init__(self, stop_at: int | None = None):
         self.lines: list[str] = []
         self.steps: list[int] = []
+        self.entered = False
         self.stop_at = stop_at
 
-    def advance(self, step: int) -> None:
+    def __enter__(self) -> Self:
+        self.entered = True
+        return self
+
+    def advance(self, step: int, loss: float | None = None, saved: int | None = None) -> None:
         self.steps.append(step)
         if step == self.stop_at:
             raise KeyboardInterrupt
@@ -75,19 +69,19 @@ class CrashAt(Silent):
     def __init__(self, step: int):
         self.at = step
 
-    def step(self, step: int, loss: float, saved: int) -> None:
+    def advance(self, step: int, loss: float | None = None, saved: int | None = None) -> None:
         if step == self.at:
             raise Crash
 
 
-class SignalAt(Told):
+class SignalAt(Listens):
     """Sends this process a signal after `step` updates; that step must be one that is logged."""
 
     def __init__(self, step: int, signum: int = signal.SIGTERM):
         super().__init__()
         self.at, self.signum = step, signum
 
-    def step(self, step: int, loss: float, saved: int) -> None:
+    def advance(self, step: int, loss: float | None = None, saved: int | None = None) -> None:
         if step == self.at:
             os.kill(os.getpid(), self.signum)
 

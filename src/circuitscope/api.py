@@ -5,9 +5,9 @@ from typing import Any
 
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError
+from circuitscope.progress import Lines, Progress
 from circuitscope.runs.run import Run
 from circuitscope.training import trainer
-from circuitscope.training.progress import Progress, progress_for
 
 
 def train(
@@ -47,5 +47,5 @@ def resume(run: Run | str | Path, *, progress: bool | Progress = False) -> Run:
 
 def _progress(progress: bool | Progress) -> Progress | None:
     if isinstance(progress, bool):
-        return progress_for(interactive=False) if progress else None
+        return Lines() if progress else None
     return progress

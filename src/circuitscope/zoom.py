@@ -6,8 +6,8 @@ from pathlib import Path
 from circuitscope.analysis.phases.detection import Transition, transitions
 from circuitscope.analysis.phases.timeline import curves_of
 from circuitscope.errors import UserError
+from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
-from circuitscope.training.progress import Progress
 from circuitscope.training.repeat import Repetition, repeat
 
 _CHECKPOINTS = 50  # about so many in the stretch unless told
@@ -48,7 +48,7 @@ class Zoom:
         return out
 
 
-def zoom(
+def zoom_in(
     run: Run | str | Path,
     *,
     first: int | None = None,

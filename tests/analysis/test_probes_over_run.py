@@ -14,6 +14,7 @@ from circuitscope.analysis.checkpoints.runner import Silent
 from circuitscope.analysis.probes import Definition, fit, probe, probe_model
 from circuitscope.analysis.probes.over_run import COLUMNS, Data, probe_rows
 from circuitscope.errors import UserError
+from circuitscope.progress import Silent
 from circuitscope.training.trainer import train
 from circuitscope.viz.probes import probes, short_name
 from tiny_run import tiny

@@ -1,5 +1,6 @@
 """The command line: what it prints, how it refuses, and what it does not import."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import yaml
 from circuitscope.cli import main as program
 from circuitscope.config import RunConfig
 from circuitscope.runs.run import Run
+from circuitscope.tasks import Role
 
 EXECUTABLE = Path(sys.executable).with_name("circuitscope")
 
@@ -52,8 +54,8 @@ def test_tasks_lists_every_task_with_its_options(circuitscope):
 @pytest.mark.parametrize(
     ("name", "legend"),
     [
-        ("mqar", ["filler", "key", "value", "query", "label"]),
-        ("ar", ["filler", "key", "value", "query", "label"]),
+        ("mqar", ["key", "value", "query", "filler", "label"]),
+        ("ar", ["key", "value", "query", "filler", "label"]),
         ("induction", ["start", "block", "label"]),
     ],
 )
@@ -67,7 +69,9 @@ def test_show_prints_tokens_over_labels_and_a_legend_of_the_roles(circuitscope, 
         assert len(row) == len(marks)
         assert any(m != "·" for m in marks)
         assert all(t.isdecimal() for t in row)
-    assert lines[-1].split() == legend
+    explained = [line.split(maxsplit=1) for line in lines[-len(legend) :]]
+    assert [name for name, _ in explained] == legend
+    assert explained[0][1] in {role.about for role in Role}
 
 
 def test_show_prints_the_examples_the_task_makes(circuitscope):
@@ -81,12 +85,14 @@ def test_show_prints_the_examples_the_task_makes(circuitscope):
     assert shown == batch.labels.tolist()
 
 
-def test_show_colours_each_role(monkeypatch, circuitscope):
+def test_show_colours_each_role_as_figures_do(monkeypatch, circuitscope):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
     out = circuitscope("tasks", "show", "mqar", "--examples", "1").out
     styles = set(re.findall(r"\x1b\[([0-9;]+)m *\d+", out))
-    assert {"1;36", "1;33", "1;35", "2"} <= styles  # keys cyan, values and labels yellow, queries magenta, filler dim
+    hexes = (Role.KEY.colour, Role.VALUE.colour, Role.QUERY.colour, Role.FILLER.colour)
+    roles = {"38;2;" + ";".join(str(int(h[i : i + 2], 16)) for i in (1, 3, 5)) for h in hexes}
+    assert styles == roles | {"1"}  # labels are bold
 
 
 def test_dry_run_prints_the_resolved_config_and_makes_no_run(circuitscope, tmp_path):
@@ -225,6 +231,52 @@ def test_train_help_lists_every_group_and_every_option(circuitscope):
         assert flag in out, flag
 
 
+def _shown_defaults() -> dict[str, str]:
+    """The default that `train --help` shows of each option, by flag."""
+    from circuitscope.cli.train import train
+
+    options = {name: p.annotation.__metadata__[0] for name, p in inspect.signature(train).parameters.items()}
+    return {
+        f"--{name.replace('_', '-')}": option.show_default
+        for name, option in options.items()
+        if isinstance(option.show_default, str)
+    }
+
+
+def test_the_defaults_that_help_shows_are_those_of_the_config(circuitscope):
+    """They are typed by hand, so that --help need not load the config; to give one explicitly must change nothing."""
+    shown = _shown_defaults()
+    in_words = {"--threads": "torch's choice", "--name": "MIXER-TASK-NUMBER", "--runs": "$CIRCUITSCOPE_RUNS or runs"}
+    assert in_words.items() <= shown.items()
+    without = {"--early-stop", "--wandb", "--tensorboard"}  # off by default
+    flags = {flag for words in FLAGS for flag in words.split() if flag.startswith("--")} - {"--set"}
+    assert shown.keys() - in_words.keys() == (flags - without - {"--threads"}) | {"--model"}
+    plain_run = circuitscope("train", "--dry-run").out
+    for flag, default in shown.items():
+        if flag not in in_words:
+            assert circuitscope("train", "--dry-run", flag, default.split()[0]).out == plain_run, flag
+
+
+def test_help_says_what_decides_the_positions(circuitscope):
+    assert "learned where no mixer sees the order by itself, else none" in _shown_defaults()["--positions"]
+    for model, expected in (("attention", "learned"), ("mamba", "none"), ("rwkv", "none")):
+        config = yaml.safe_load(circuitscope("train", "--dry-run", "--model", model).out)
+        assert config["model"]["positions"] == expected
+
+
+def test_train_and_resume_are_those_of_the_api(circuitscope, monkeypatch):
+    from circuitscope import api
+
+    called = []
+    train, resume = api.train, api.resume
+    monkeypatch.setattr(api, "train", lambda *a, **k: called.append("train") or train(*a, **k))
+    monkeypatch.setattr(api, "resume", lambda *a, **k: called.append("resume") or resume(*a, **k))
+    small = "--length 16 --pairs 2 --vocab-size 16 --d-model 8 --layers 1 --steps 2 --batch-size 8"
+    assert circuitscope("train", *small.split(), "--name", "one").code == 0
+    assert circuitscope("train", "--resume", "runs/one").code == 0
+    assert called == ["train", "resume"]
+
+
 def test_a_run_a_plot_and_the_same_run_again(circuitscope, tmp_path):
     small = "--length 16 --pairs 2 --vocab-size 16 --d-model 8 --layers 1 --steps 4 --batch-size 8 --save-every 2"
     result = circuitscope("train", *small.split(), "--threads", 1, "--name", "one")
@@ -307,3 +359,48 @@ def test_the_installed_program_stops_quietly_when_its_reader_goes_away(tmp_path)
     assert done.stdout.startswith("mqar")
     assert "Traceback" not in done.stderr
     assert "bug" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["tasks", "tasks show mqar --examples 500", "--help", "train --help", "train --dry-run"]
+)
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_1(tmp_path, words):
+    for unbuffered in ("", "1"):
+        done = subprocess.run(
+            f"PYTHONUNBUFFERED={unbuffered} {EXECUTABLE} {words} > /dev/full",
+            shell=True,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            timeout=120,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (
+            1,
+            "circuitscope: cannot write the output: No space left on device\n",
+        )
+
+
+def test_where_nothing_can_be_written_the_exit_code_is_left(tmp_path):
+    for words, code in (("tasks", 1), ("taks", 2)):
+        done = subprocess.run(
+            f"{EXECUTABLE} {words} > /dev/full 2>&1", shell=True, cwd=tmp_path, timeout=120, check=False
+        )
+        assert done.returncode == code
+
+
+def test_a_run_whose_output_cannot_be_written_stops_with_one_line_and_can_be_resumed(tmp_path):
+    small = "--length 16 --pairs 2 --vocab-size 16 --d-model 8 --layers 1 --steps 4 --batch-size 8 --threads 1"
+    done = subprocess.run(
+        f"{EXECUTABLE} train {small} --name one > /dev/full",
+        shell=True,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "circuitscope: cannot write the output: No space left on device (last checkpoint: step 0)\n"
+    again = subprocess.run([EXECUTABLE, "train", "--resume", "runs/one"], cwd=tmp_path, timeout=120, check=False)
+    assert again.returncode == 0

@@ -10,7 +10,7 @@ import pytest
 from circuitscope.errors import UserError
 from circuitscope.runs.run import Run
 from circuitscope.training.trainer import Interrupted, resume, train
-from tiny_run import Crash, CrashAt, SignalAt, Told, listing, rows, same_bits, same_run, saved, tiny
+from tiny_run import Crash, CrashAt, Listens, SignalAt, listing, rows, same_bits, same_run, saved, tiny
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_a_stopped_run_saves_where_it_is_and_resumes_to_the_same_bits(unbroken, 
     assert run.status["state"] == "stopped"
     assert run.status["step"] == step
     assert run.checkpoints.resume_steps()[-1] == step
-    told = Told()
+    told = Listens()
     assert same_run(resume(run, progress=told).path, unbroken.path)
     assert f"resuming {run.path} from step {step}" in told.lines
     assert rows(run.path) == rows(unbroken.path)
@@ -93,7 +93,7 @@ def test_an_early_stop_and_a_signal_at_the_same_step_end_the_run_there(tmp_path)
 
 def test_a_finished_run_says_so_and_is_left_alone(unbroken):
     before = listing(unbroken.path)
-    told = Told()
+    told = Listens()
     assert resume(unbroken, progress=told) is unbroken
     assert told.lines == [f"{unbroken.path} is finished already, at step 12"]
     assert listing(unbroken.path) == before
@@ -103,13 +103,13 @@ def test_another_thread_count_warns(tmp_path):
     run = crashed(tmp_path, 6)
     path = run.path / "environment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"threads": 4}))
-    told = Told()
+    told = Listens()
     resume(run, progress=told)
     assert any(line.startswith("warning:") and "4 CPU threads and goes on with 1" in line for line in told.lines)
 
 
 def test_the_same_thread_count_does_not_warn(tmp_path):
-    told = Told()
+    told = Listens()
     resume(crashed(tmp_path, 6), progress=told)
     assert not any("warning" in line for line in told.lines)
 
@@ -123,7 +123,7 @@ def test_with_a_damaged_newest_resume_point_the_older_one_serves(unbroken, tmp_p
         flip_a_bit(newest)
     else:
         newest.write_bytes({"truncate": newest.read_bytes()[:1000], "empty": b"", "garbage": b"\xff" * 999}[damage])
-    bad, told = newest.read_bytes(), Told()
+    bad, told = newest.read_bytes(), Listens()
     resume(run, progress=told)
     assert any(line.startswith("warning: resume point 8 left out") for line in told.lines)
     assert f"resuming {run.path} from step 4" in told.lines
@@ -136,7 +136,7 @@ def test_with_all_resume_points_damaged_it_starts_again_from_the_seed(unbroken, 
     run = crashed(tmp_path, 10)
     for path in (run.path / "resume").glob("step-*"):
         flip_a_bit(path)
-    told = Told()
+    told = Listens()
     resume(run, progress=told)
     assert sum(line.startswith("warning: resume point") for line in told.lines) == 2
     assert same_run(run.path, unbroken.path)

@@ -14,7 +14,7 @@ from circuitscope.runs.metrics import read_metrics
 from circuitscope.runs.run import Run
 from circuitscope.training.schedule import learning_rate
 from circuitscope.training.trainer import Diverged, resume, train
-from tiny_run import Told, rows, same_bits, same_run, saved, tiny
+from tiny_run import Listens, rows, same_bits, same_run, saved, tiny
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ EASY = {"early_stop": 0.045, "eval_batches": 8, "eval_batch_size": 32, "lr": 0.0
 
 @pytest.fixture(scope="module")
 def stopped_early(tmp_path_factory):
-    told = Told()
+    told = Listens()
     run = train(tiny(**EASY, save_every=1000, resume_every=4), root=tmp_path_factory.mktemp("runs"), progress=told)
     assert any("reached at step" in line for line in told.lines)
     return run

@@ -11,7 +11,7 @@ from circuitscope.errors import UserError
 from circuitscope.tasks import Role
 from circuitscope.viz.heatmap import DECADES, Axis, as_drawn, colours, default_scale, heatmap, labelled
 from circuitscope.viz.panels import Panel
-from circuitscope.viz.style import ROLE_COLOURS, look
+from circuitscope.viz.style import look
 
 
 def random_matrix(length: int, seed: int = 0) -> np.ndarray:
@@ -221,7 +221,7 @@ def test_every_position_has_the_colour_of_its_role_on_both_axes():
     (axes,) = matrix_axes(heatmap([Panel(random_matrix(16), "ssm")], axis=axis))
     for which in "xy":
         rgb = strips(axes)[f"roles {which}"].images[0].get_array().reshape(16, 3)
-        expected = [ROLE_COLOURS[Role(r)] for r in axis.roles]
+        expected = [Role(r).colour for r in axis.roles]
         found = ["#" + "".join(f"{round(255 * c):02X}" for c in pixel) for pixel in rgb]
         assert found == expected
 
@@ -246,7 +246,7 @@ def test_token_labels_are_the_tokens_in_their_roles_colour_and_do_not_overlap(le
         for at, text in found:
             assert text.get_text() == str(axis.tokens[int(at)])
             if axis.roles[int(at)] != Role.FILLER:
-                assert text.get_color() == ROLE_COLOURS[Role(axis.roles[int(at)])]
+                assert text.get_color() == Role(axis.roles[int(at)]).colour
         boxes = [text.get_window_extent() for _, text in found]
         spans = sorted((b.x0, b.x1) if which == "x" else (b.y0, b.y1) for b in boxes)
         assert all(a[1] <= b[0] + 0.5 for a, b in itertools.pairwise(spans))  # half a pixel

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import circuitscope as cs
 from circuitscope.analysis.checkpoints.runner import Silent
 from circuitscope.cli.report import report as command
+from circuitscope.progress import Silent
 from circuitscope.training.trainer import train
 from circuitscope.viz.report import report
 from circuitscope.viz.report.document import embedded

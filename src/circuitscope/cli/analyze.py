@@ -1,6 +1,6 @@
 """`circuitscope analyze`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,9 +58,9 @@ def analyze(
     Tables land as parquet in RUN/analysis and are reused: what was computed once is not computed
     again, and Ctrl-C keeps what is done.
     """
-    from circuitscope.cli.importing import importing
+    from circuitscope.cli.importing import no_garbage_collection
 
-    with importing():
+    with no_garbage_collection():
         from circuitscope.analysis import over_training, summary  # noqa: F401  what `_analyze` needs
         from circuitscope.runs.run import Run, newest_run
 
@@ -85,7 +85,8 @@ def _analyze(runs: Sequence[Any], wanted: dict[str, bool], steps: str | None, se
     from circuitscope.analysis import over_training, summary
     from circuitscope.analysis.checkpoints.steps import choose_steps
     from circuitscope.analysis.phases.timeline import timeline
-    from circuitscope.cli.watch import watching
+    from circuitscope.cli.table import print_table
+    from circuitscope.progress import watching
 
     decays = {}
     for run in runs:
@@ -106,7 +107,7 @@ def _analyze(runs: Sequence[Any], wanted: dict[str, bool], steps: str | None, se
         if wanted["induction"]:
             at_end, at_start = (f"step {s}" for s in (chosen[-1], chosen[0]))
             columns = ("score", "where", at_end, at_start, "strongest channels", "share of the weight, or as said")
-            _print(columns, summary.score_lines(frame, run.config.task.name))
+            print_table(columns, summary.score_lines(frame, run.config.task.name))
         since: dict[str, float] = {}
         if wanted["induction"] or wanted["phases"]:
             when = timeline(run, frame)
@@ -115,32 +116,14 @@ def _analyze(runs: Sequence[Any], wanted: dict[str, bool], steps: str | None, se
                 print(line)
             since = summary.since(when, found)
         if wanted["circuit"] and found is not None:
-            _print(
+            print_table(
                 ("part", "edges", "where", "weight there", "strongest", "accuracy lost"), summary.circuit_lines(found)
             )
         if wanted["causal"]:
-            _print(("intervention", "where", "effect"), summary.cause_lines(causes))
+            print_table(("intervention", "where", "effect"), summary.cause_lines(causes))
         if found is not None:
             for line in found.sentences(since):
                 print(line)
         print(f"tables: {run.path / 'analysis'}")
     if decays:
-        _print(("", "decay", *decays), summary.decay_lines(decays))
-
-
-def _print(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A plain table: a terminal wraps the last column, a file gets all of it."""
-    import sys
-
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    listed = list(rows)
-    shown = [i for i, column in enumerate(columns) if any(row[i] for row in listed)]  # a column of blanks is left out
-    for i in shown:
-        table.add_column(columns[i])
-    for row in listed:
-        table.add_row(*(row[i] for i in shown))
-    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 140)
-    console.print(table)
+        print_table(("", "decay", *decays), summary.decay_lines(decays))

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def importing() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """No garbage collection meanwhile.
 
     torch and TransformerLens make objects by the hundred thousand, nearly all of which stay: to look through them

@@ -1,6 +1,7 @@
 """The `circuitscope` program: gathers the commands and turns errors into one line and an exit code."""
 
 import atexit
+import errno
 import os
 import sys
 import threading
@@ -10,6 +11,8 @@ import typer
 
 from circuitscope.cli import analyze, doctor, models, phi, plot, probe, report, tasks, train, zoom
 from circuitscope.errors import RunFailed, UserError
+
+_UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 app = typer.Typer(
     name="circuitscope",
@@ -49,43 +52,62 @@ def command() -> NoReturn:
     if waited_for or not (code is None or isinstance(code, int)):
         sys.exit(code)
     atexit._run_exitfuncs()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:  # nobody reads any more
-        code = code or 1
-    os._exit(code or 0)
+    os._exit(_written(code or 0))
 
 
 def main() -> NoReturn:
     """Runs the command line's words and exits with its code."""
+    sys.exit(_written(_run()))
+
+
+def _run() -> int:
+    """Runs the command line's words; gives the exit code."""
     debug = "--debug" in sys.argv
     args = [arg for arg in sys.argv[1:] if arg != "--debug"]
     wants_help = args in (["--help"], ["-h"])
     try:
         code = app(args=[] if wants_help else args, standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
+        return code if isinstance(code, int) else 0
     except typer.TyperException as error:
         message = error.format_message()
         if message:
             _print_error(message)
-        sys.exit(0 if wants_help else 2)
+        return 0 if wants_help else 2
     except typer.Abort:
-        sys.exit(130)
+        return 130
     except (UserError, RunFailed) as error:
         if debug:
             raise
         _print_error(str(error))
-        sys.exit(2 if isinstance(error, UserError) else 1)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        return 2 if isinstance(error, UserError) else 1
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+            return _cannot_write(error)
         if debug:
             raise
         _print_error(f"{type(error).__name__}: {error} (this is a bug; --debug shows where)")
-        sys.exit(1)
+        return 1
+
+
+def _written(code: int) -> int:
+    """The exit code once all that was printed is written: 1, after one line, where that is impossible."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return code or _cannot_write(error)
+    return code
+
+
+def _cannot_write(error: OSError) -> int:
+    """One line on output that cannot be written, none where its reader has gone; what is left of it is dropped."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(error, BrokenPipeError):
+        _print_error(f"cannot write {error.filename or 'the output'}: {error.strerror}")
+    return 1
 
 
 def _print_error(message: str) -> None:
-    print("circuitscope: " + " ".join(message.split()), file=sys.stderr)
+    try:
+        print("circuitscope: " + " ".join(message.split()), file=sys.stderr, flush=True)
+    except OSError:  # then the exit code says it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

@@ -38,7 +38,7 @@ def dynamics(
     scores: Annotated[bool, typer.Option(help="Binding, recall and induction below loss and accuracy.")] = True,
     together: Annotated[bool, typer.Option(help="Runs that differ in their seed alone as one curve.")] = True,
 ) -> None:
-    """Loss, accuracy and scores over training steps, with the chance level 1/k and the loss bump shaded."""
+    """Loss, accuracy and scores over training steps, with the chance level and the loss bump shaded."""
     from circuitscope.viz.dynamics import dynamics as draw
 
     chosen = _begin(runs, out)
@@ -79,8 +79,8 @@ def decay(
 ) -> None:
     """Decay of off-diagonal terms: the profile m(δ) of |Φ| over training on a log axis, and its fitted rate."""
     from circuitscope.analysis import over_training
-    from circuitscope.cli.watch import watching
     from circuitscope.errors import UserError
+    from circuitscope.progress import watching
     from circuitscope.viz.decay import decay as draw
 
     chosen = _begin(runs, out)
@@ -103,8 +103,8 @@ def probes(
 ) -> None:
     """What a linear probe reads by hook and role, and over training steps; a figure for each run."""
     from circuitscope.analysis.probes import Definition, probe
-    from circuitscope.cli.watch import watching
     from circuitscope.errors import UserError
+    from circuitscope.progress import watching
     from circuitscope.viz.probes import probes as draw
 
     chosen = _begin(runs, out)
@@ -136,7 +136,7 @@ def _end(figure: "Sheet", runs: "Sequence[Run]", out: Path | None, name: str, da
 def _scores(runs: "Sequence[Run]", steps: str | None, sequences: int, needed: bool) -> list[Any]:
     """The score table of each run; None, with a word, for one that has no checkpoints and need not."""
     from circuitscope.analysis import over_training
-    from circuitscope.cli.watch import watching
+    from circuitscope.progress import watching
 
     tables: list[Any] = []
     with watching() as watcher:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from circuitscope.cli.table import print_table
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -74,8 +76,8 @@ def _probe(
     data: bool,
 ) -> None:
     from circuitscope.analysis import probes as engine
-    from circuitscope.cli.watch import watching
     from circuitscope.errors import UserError
+    from circuitscope.progress import watching
     from circuitscope.runs.run import Run, newest_run
     from circuitscope.viz.probes import probes as draw
     from circuitscope.viz.style import check_ending, save
@@ -108,7 +110,7 @@ def _list() -> None:
     from circuitscope.analysis.probes import Definition, shipped
 
     definitions = [Definition.load(name) for name in shipped()]
-    _table(["probe", "model", "what it asks"], [[d.name, d.model, d.about] for d in definitions])
+    print_table(["probe", "model", "what it asks"], [[d.name, d.model, d.about] for d in definitions])
     print("run one: circuitscope probe --probe bound-value; or give a YAML file of your own")
 
 
@@ -128,10 +130,10 @@ def _print(frame: "pd.DataFrame", about: str, causal: bool) -> None:
         cells += [_share(before[row.hook, row.role])] if first != last else []
         lines.append(cells)
     print(f"{rows['run'].iloc[0]}, step {last}, {rows.probe.iloc[0]}: {about}")
-    _table(columns, lines)
+    print_table(columns, lines)
     if causal:
         print("the same directions projected out of the model at these positions:")
-        _table(
+        print_table(
             ["hook", "role", "directions", "still read", "model's accuracy", "loses", "control's", "random"],
             [_removed(row) for _, row in rows.iterrows()],
         )
@@ -150,18 +152,3 @@ def _removed(row: Any) -> list[str]:
 
 def _share(value: float) -> str:
     return "–" if value != value else f"{value:.3f}"
-
-
-def _table(columns: list[str], rows: list[list[str]]) -> None:
-    """A plain table: a terminal wraps what is too wide, a file gets all of it."""
-    import sys
-
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*row)
-    Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 160).print(table)

@@ -29,7 +29,7 @@ def report(
     A slider over the checkpoints moves through loss, accuracy, scores and the mixing matrices of every
     layer and head. What was not analyzed yet is analyzed first, and kept.
     """
-    from circuitscope.cli.watch import watching
+    from circuitscope.progress import watching
     from circuitscope.viz.report import report as make
 
     try:

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+# Shown defaults are typed here, because looking them up would load pydantic and torch for --help. The first word of
+# each is a value; tests/cli/test_command_line.py checks that giving it changes nothing.
 _MODEL, _TASK, _OPTIMIZE, _SAVE, _RUN = "Model", "Task", "Optimization", "Saving", "Run"
 
 
@@ -26,47 +28,53 @@ def train(
         ),
     ] = None,
     layers: Annotated[
-        int | None, typer.Option(help="Number of layers.", rich_help_panel=_MODEL, show_default="2")
+        int | None, typer.Option(help="Number of layers.", rich_help_panel=_MODEL, show_default="2 for most models")
     ] = None,
     d_model: Annotated[
         int | None, typer.Option(help="Width of the residual stream.", rich_help_panel=_MODEL, show_default="64")
     ] = None,
     heads: Annotated[
-        int | None, typer.Option(help="Attention heads in every layer.", rich_help_panel=_MODEL, show_default="1")
+        int | None,
+        typer.Option(help="Attention heads in every layer.", rich_help_panel=_MODEL, show_default="1 for most models"),
     ] = None,
     positions: Annotated[
         str | None,
-        typer.Option(help="none, learned, sinusoidal, rope or alibi.", rich_help_panel=_MODEL, show_default="learned"),
+        typer.Option(
+            help="none, learned, sinusoidal, rope or alibi.",
+            rich_help_panel=_MODEL,
+            show_default="learned where no mixer sees the order by itself, else none",
+        ),
     ] = None,
     task: Annotated[
         str | None,
         typer.Option(help="Task; `circuitscope tasks` lists them.", rich_help_panel=_TASK, show_default="mqar"),
     ] = None,
     length: Annotated[
-        int | None, typer.Option(help="Sequence length.", rich_help_panel=_TASK, show_default="64")
+        int | None, typer.Option(help="Sequence length.", rich_help_panel=_TASK, show_default="64 for mqar")
     ] = None,
     pairs: Annotated[
-        int | None, typer.Option(help="Key-value pairs in a sequence.", rich_help_panel=_TASK, show_default="4")
+        int | None,
+        typer.Option(help="Key-value pairs in a sequence.", rich_help_panel=_TASK, show_default="4 for mqar"),
     ] = None,
     vocab_size: Annotated[
-        int | None, typer.Option(help="Vocabulary.", rich_help_panel=_TASK, show_default="8192")
+        int | None, typer.Option(help="Vocabulary.", rich_help_panel=_TASK, show_default="8192 for mqar")
     ] = None,
     examples: Annotated[
         str | None,
         typer.Option(
             help="Training examples, repeated in a new order each epoch; none: never repeat.",
             rich_help_panel=_TASK,
-            show_default=False,
+            show_default="20000 for mqar",
         ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(help="Optimizer steps.", rich_help_panel=_OPTIMIZE, show_default=False)
+        int | None, typer.Option(help="Optimizer steps.", rich_help_panel=_OPTIMIZE, show_default="1500")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Examples a step.", rich_help_panel=_OPTIMIZE, show_default="64")
+        int | None, typer.Option(help="Examples per step.", rich_help_panel=_OPTIMIZE, show_default="64")
     ] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Peak learning rate.", rich_help_panel=_OPTIMIZE, show_default=False)
+        float | None, typer.Option(help="Peak learning rate.", rich_help_panel=_OPTIMIZE, show_default="0.001")
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of weights and examples.", rich_help_panel=_OPTIMIZE, show_default="0")
@@ -190,13 +198,13 @@ def _run(
 ) -> None:
     import sys
 
+    from circuitscope import api
     from circuitscope import config as configs
     from circuitscope.errors import UserError
-    from circuitscope.runs.run import Run
-    from circuitscope.training import trainer
-    from circuitscope.training.progress import progress_for
+    from circuitscope.progress import watching
+    from circuitscope.training.trainer import Interrupted
 
-    progress = progress_for(interactive=sys.stdout.isatty())
+    progress = watching(sys.stdout, stays=True)
     try:
         if resumed is not None:
             if path or given or assign or name or root or dry_run:
@@ -204,7 +212,7 @@ def _run(
                     "--resume continues a run as it was configured and takes no other option;"
                     " to change something start a new run"
                 )
-            run = trainer.resume(Run(resumed), progress=progress)
+            run = api.resume(resumed, progress=progress)
         else:
             if given.get("task.examples") == "none":
                 given["task.examples"] = None
@@ -214,8 +222,8 @@ def _run(
             if dry_run:
                 print(config.dump(), end="")
                 return
-            run = trainer.train(config, root=root, name=name, progress=progress)
-    except trainer.Interrupted as stop:
+            run = api.train(config, root=root, name=name, progress=progress)
+    except Interrupted as stop:
         print(f"circuitscope: {stop}", file=sys.stderr)
         raise typer.Exit(stop.exit_code) from None
     _summary(run)
@@ -224,9 +232,12 @@ def _run(
 def _summary(run: Any) -> None:
     """Where the run is and how it did."""
     rows = run.metrics
-    last = rows[rows.split == "validation"].iloc[-1]
-    reached = rows[(rows.split == "validation") & (rows.accuracy >= 0.99)]
-    when = f", 99% first at step {int(reached.iloc[0].step)}" if len(reached) else ""
-    print(f"validation accuracy {last.accuracy:.1%} at step {int(last.step)}{when}")
+    task = run.config.task
+    held_out = rows[rows.split == "validation"]
+    last = held_out.iloc[-1]
+    when = ""
+    if task.metric == "accuracy" and len(reached := held_out[held_out.accuracy >= 0.99]):
+        when = f", 99% first at step {int(reached.iloc[0].step)}"
+    print(f"validation {' '.join(task.shown(last[task.metric]).split())} at step {int(last.step)}{when}")
     print(f"trained in {last.seconds:.0f} s, {len(run.steps)} checkpoints")
     print(f"run: {run.path}")

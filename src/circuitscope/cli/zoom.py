@@ -24,15 +24,13 @@ def zoom(
     The run is rewound to its nearest resume point and the same updates are made again; wherever it had
     saved a checkpoint the weights are compared bit by bit. New checkpoints join the run's own.
     """
-    import sys
-
     from circuitscope.cli.analyze import analyze
+    from circuitscope.progress import watching
     from circuitscope.runs.run import Run, newest_run
-    from circuitscope.training.progress import progress_for
-    from circuitscope.zoom import zoom as zoom_in
+    from circuitscope.zoom import zoom_in
 
     chosen = Run(run) if run is not None else newest_run()
-    found = zoom_in(chosen, first=first, last=last, every=every, progress=progress_for(interactive=sys.stdout.isatty()))
+    found = zoom_in(chosen, first=first, last=last, every=every, progress=watching())
     for line in found.sentences():
         print(line)
     analyze([chosen.path], induction=True, steps=f"{found.first}:{found.last}", sequences=sequences)

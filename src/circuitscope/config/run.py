@@ -36,13 +36,13 @@ class RunConfig(Section):
         task = data["task"] = _task(data.get("task", "mqar"))
         model = data.get("model", {})
         if not isinstance(model, ModelConfig):
-            model = {"vocab_size": task.vocab_size, "max_length": task.max_length, **model_mapping(model)}
+            model = {**task.needs(), **model_mapping(model)}
         data["model"] = model
         return data
 
     @model_validator(mode="after")
     def _model_fits_task(self) -> "RunConfig":
-        for field, need in (("vocab_size", self.task.vocab_size), ("max_length", self.task.max_length)):
+        for field, need in self.task.needs().items():
             have = getattr(self.model, field)
             if have < need:
                 raise UserError(f"model.{field} must be at least the task's {need}, got {have}")

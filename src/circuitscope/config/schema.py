@@ -50,6 +50,6 @@ def _parts(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], type[Section]
             if isinstance(mixer, dict):
                 yield mixer, mixers.config_class(mixer.get("name"))
     if isinstance(task, dict):
-        yield task, tasks.task_class(task.get("name", "mqar"))
+        yield task, tasks.TASKS[task.get("name", "mqar")]
     if isinstance(train, dict):
         yield train, TrainConfig

@@ -1,36 +1,51 @@
-"""Synthetic recall tasks, usable with no trainer: `task("mqar", pairs=4).batch(7)`."""
+"""Synthetic recall tasks, usable with no trainer: `task("mqar", pairs=4).batch(7)`.
+
+A new task is one class with `@register("its_name")` above it, here or in a package that names its module under the
+entry-point group `circuitscope.tasks`.
+"""
 
 from typing import Any
 
 from pydantic import ValidationError
 
-from circuitscope.errors import unknown
 from circuitscope.explain import explain
-from circuitscope.tasks.batch import NO_LABEL, Batch, Layout, Role
+from circuitscope.tasks.base import TASKS, Baseline, Metric, Split, Task, register
+from circuitscope.tasks.batch import NO_LABEL, Batch, Layout
 from circuitscope.tasks.induction import Induction
-from circuitscope.tasks.mqar import AR, MQAR
-from circuitscope.tasks.task import Split, Task
+from circuitscope.tasks.mqar import AR, MQAR, any_value
+from circuitscope.tasks.roles import Role
+from circuitscope.tasks.token_task import TokenModel, TokenTask
 
-__all__ = ["AR", "MQAR", "NO_LABEL", "Batch", "Induction", "Layout", "Role", "Split", "Task", "names", "task"]
-
-_TASKS: dict[str, type[Task]] = {"ar": AR, "induction": Induction, "mqar": MQAR}
+__all__ = [
+    "AR",
+    "MQAR",
+    "NO_LABEL",
+    "TASKS",
+    "Baseline",
+    "Batch",
+    "Induction",
+    "Layout",
+    "Metric",
+    "Role",
+    "Split",
+    "Task",
+    "TokenModel",
+    "TokenTask",
+    "any_value",
+    "names",
+    "register",
+    "task",
+]
 
 
 def names() -> list[str]:
     """Names that `task` takes."""
-    return sorted(_TASKS)
-
-
-def task_class(name: object) -> type[Task]:
-    """The class behind a name."""
-    if not isinstance(name, str) or name not in _TASKS:
-        raise unknown("task", name, _TASKS)
-    return _TASKS[name]
+    return sorted(TASKS)
 
 
 def task(name: str = "mqar", /, **options: Any) -> Task:
     """A task by name with the given options; the rest at their defaults."""
-    cls = task_class(name)
+    cls = TASKS[name]
     try:
         return cls.model_validate({"name": name, **options})
     except ValidationError as error:

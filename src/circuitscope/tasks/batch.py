@@ -1,24 +1,14 @@
 """What a task returns: tokens, labels, and the layout that says which position plays which role."""
 
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-import torch
 from jaxtyping import Int, Int8
 from torch import Tensor
 
 NO_LABEL = -100
 
-
-class Role(IntEnum):
-    """What a position is for. Values of `Layout.roles`."""
-
-    FILLER = 0
-    KEY = 1
-    VALUE = 2
-    QUERY = 3
-    START = 4
-    BLOCK = 5
+Rows = slice | Int[Tensor, " row"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +33,12 @@ class Layout:
             raise ValueError("this layout has no key-value pairs")
         return self.value_pos.gather(1, self.query_pair)
 
+    def part(self, rows: Rows) -> "Layout":
+        """The layout of some of the examples."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        parts: dict[str, Any] = {name: value[rows] for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **parts)
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -58,9 +54,9 @@ class Batch:
         where = (flat != NO_LABEL).nonzero().squeeze(1)
         return where, flat[where]
 
-    def to(self, device: torch.device | str) -> "Batch":
-        """Tokens and labels on `device`; the layout stays on the CPU."""
-        return Batch(self.tokens.to(device), self.labels.to(device), self.layout)
+    def part(self, rows: Rows) -> "Batch":
+        """Some of the examples, given as a slice or as a tensor of row numbers, with their part of the layout."""
+        return Batch(self.tokens[rows], self.labels[rows], self.layout.part(rows))
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -1,22 +1,29 @@
 """Repeated random blocks, the sequences on which prefix matching is scored."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
 
 from circuitscope.errors import UserError
-from circuitscope.tasks.batch import NO_LABEL, Batch, Layout, Role
+from circuitscope.tasks.base import register
+from circuitscope.tasks.batch import NO_LABEL, Batch, Layout
+from circuitscope.tasks.roles import Role
 from circuitscope.tasks.streams import I64, distinct, words
-from circuitscope.tasks.task import Task
+from circuitscope.tasks.token_task import TokenTask
 
 
-class Induction(Task):
+@register("induction")
+class Induction(TokenTask):
     """`0 s s … s`: a start token, then a block s of n distinct random tokens, r times.
 
     Labels: the next token, from the first token of the second repeat on, where it can be known.
     """
+
+    roles = (Role.START, Role.BLOCK)
+    features = frozenset({"period"})
+    small: ClassVar = {"block": 6, "repeats": 3, "vocab_size": 64}
 
     name: Literal["induction"] = "induction"
     block: int = Field(default=25, ge=2, le=2**20, description="block length n")
@@ -31,6 +38,9 @@ class Induction(Task):
     @property
     def max_length(self) -> int:
         return 1 + self.block * self.repeats
+
+    def sizes(self) -> dict[str, int]:
+        return {"block": self.block}
 
     @classmethod
     def fitting(cls, max_length: int, vocab_size: int) -> "Induction":

@@ -5,22 +5,28 @@ k1 v1 k2 v2 … kk vk | filler k2 filler … k1 filler …
                              v2          v1          (labels; the answers are not in the input)
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from circuitscope.errors import UserError
-from circuitscope.tasks.batch import NO_LABEL, Batch, Layout, Role
+from circuitscope.tasks.base import Baseline, register
+from circuitscope.tasks.batch import NO_LABEL, Batch, Layout
+from circuitscope.tasks.roles import Role
 from circuitscope.tasks.streams import I64, below, distinct, order, stream_key, uniform, words
-from circuitscope.tasks.task import Task
+from circuitscope.tasks.token_task import TokenTask
 
 _ROWS_AT_ONCE = 2048  # bounds the working memory of a large request
 
 
-class MQAR(Task):
+@register("mqar")
+class MQAR(TokenTask):
     """k keys bound to k values, then queries scattered over the rest of the sequence.
 
     Keys are distinct tokens of [1, V/2), values of [V/2, V); with `shared_vocabulary` both come from
@@ -28,6 +34,10 @@ class MQAR(Task):
     the context; k distinct slots are drawn with p_i ∝ a · i^(a−1), i = 1..S (`power` is a). The
     label of a query stands at the query's own position.
     """
+
+    roles = (Role.KEY, Role.VALUE, Role.QUERY, Role.FILLER)
+    features = frozenset({"pairs"})
+    small: ClassVar = {"length": 24, "pairs": 3, "vocab_size": 64}
 
     name: Literal["mqar"] = "mqar"
     length: int = Field(default=64, ge=4, le=2**24, description="sequence length L, even, at least 4 · pairs")
@@ -68,6 +78,18 @@ class MQAR(Task):
     @property
     def max_length(self) -> int:
         return self.length
+
+    def sizes(self) -> dict[str, int]:
+        return {"length": self.length, "pairs": self.pairs}
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of answering with any value of the context."""
+        return 1 / self.pairs
+
+    @property
+    def baselines(self) -> Mapping[str, Baseline]:
+        return {"any value of the context": any_value}
 
     def generate(self, key: int, examples: I64) -> Batch:
         n, k, q = len(examples), self.pairs, self.queries or self.pairs
@@ -139,12 +161,24 @@ class MQAR(Task):
         return tokens
 
 
+@register("ar")
 class AR(MQAR):
     """Associative recall: MQAR with one query, on the small vocabulary of the older task."""
+
+    small: ClassVar = {"length": 16, "pairs": 3}
 
     name: Literal["ar"] = "ar"  # type: ignore[assignment]
     vocab_size: int = Field(default=50, ge=4, lt=2**31, description="number of tokens")
     queries: int = Field(default=1, ge=1, le=1, description="one: that is what AR means")
+
+
+def any_value(batch: Batch) -> Float[Tensor, " label"]:
+    """How often any value of the context is right, at each label: the share of the values that equal the label."""
+    if batch.layout.value_pos is None:
+        raise ValueError("this layout has no key-value pairs")
+    where, target = batch.labelled()
+    values = batch.tokens.gather(1, batch.layout.value_pos)[where // batch.tokens.shape[1]]
+    return (values == target[:, None]).double().mean(dim=1)
 
 
 def _smallest(x: NDArray[np.float64], count: int) -> I64:

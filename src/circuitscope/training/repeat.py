@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import torch
 
 from circuitscope.errors import UserError
+from circuitscope.progress import Progress, Silent
 from circuitscope.runs.checkpoints import Tensors, checkpoint_name, snapshot, write_checkpoint
 from circuitscope.runs.run import Run
 from circuitscope.training.device import choose_device, set_up
-from circuitscope.training.progress import Progress, Silent
 from circuitscope.training.trainer import Trainer
 
 
@@ -50,7 +50,7 @@ def repeat(run: Run, first: int, last: int, every: int, progress: Progress | Non
     waiting = run.path / "checkpoints" / ".repeated"
     trainer = Trainer(run, config, device, progress)
     try:
-        with set_up(device, config.train):
+        with set_up(device, config.train), progress:
             trainer.build()
             trainer.rewind(before=first)
             began = trainer.step
@@ -70,15 +70,14 @@ def _go(
     trainer: Trainer, run: Run, out: Repetition, saved: set[int], wanted: range, last: int, progress: Progress
 ) -> None:
     pending: list[int] = []
-    progress.start(run, last, trainer.step)
+    progress.start("repeat", last, trainer.step)
     if trainer.step in wanted and trainer.step not in run.steps:
         pending.append(_keep(trainer, run))
     while trainer.step < last:
         loss, _ = trainer.update()
         trainer.step += 1
         step = trainer.step
-        if step % 10 == 0:
-            progress.step(step, float(loss), len(out.added) + len(pending))
+        progress.advance(step, float(loss), len(out.added) + len(pending))
         if step in saved:
             worst = _largest_difference(run.checkpoints.load(step), trainer.model)
             if worst > 0:

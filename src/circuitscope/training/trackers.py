@@ -1,23 +1,38 @@
 """Optional mirrors of metrics.jsonl: TensorBoard and Weights & Biases, only when asked for."""
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Self
 
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError
 from circuitscope.runs.run import Run
 
-Tracker = Callable[[dict[str, Any]], None]
+Track = Callable[[dict[str, Any]], None]
 
 
-def trackers_for(config: RunConfig, run: Run) -> list[Tracker]:
-    """Functions that each take a row of metrics."""
-    wanted = []
-    if config.train.tensorboard:
-        wanted.append(_tensorboard(run))
-    if config.train.wandb is not None:
-        wanted.append(_wandb(config, run, config.train.wandb))
-    return wanted
+class Trackers:
+    """The mirrors that a config asks for; each is told every row of metrics and is closed at the end."""
+
+    def __init__(self, config: RunConfig, run: Run):
+        self.config, self.run = config, run
+        self.told: list[Track] = []
+
+    def __enter__(self) -> Self:
+        with ExitStack() as closing:
+            if self.config.train.tensorboard:
+                self.told.append(_tensorboard(self.run, closing))
+            if self.config.train.wandb is not None:
+                self.told.append(_wandb(self.config, self.run, self.config.train.wandb, closing))
+            self._closing = closing.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.close()
+
+    def track(self, row: dict[str, Any]) -> None:
+        for track in self.told:
+            track(row)
 
 
 def check_trackers(config: RunConfig) -> None:
@@ -27,29 +42,52 @@ def check_trackers(config: RunConfig) -> None:
             import torch.utils.tensorboard  # noqa: F401
         except Exception:
             raise UserError("train.tensorboard needs the package tensorboard: pip install tensorboard") from None
+    if config.train.wandb is not None:
+        try:
+            import wandb  # noqa: F401
+        except Exception:
+            raise UserError("train.wandb needs the package wandb: pip install wandb") from None
 
 
-def _tensorboard(run: Run) -> Tracker:
+def _numbers(row: dict[str, Any]) -> dict[str, float]:
+    """The loss, the task's metric and the learning rate of a row: `validation/loss`."""
+    left_out = ("step", "split", "tokens", "seconds")
+    return {f"{row['split']}/{k}": v for k, v in row.items() if k not in left_out and not isinstance(v, list)}
+
+
+def _tensorboard(run: Run, closing: ExitStack) -> Track:
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(run.path / "tensorboard"))  # type: ignore[no-untyped-call]
+    closing.callback(writer.close)  # type: ignore[no-untyped-call]
 
     def track(row: dict[str, Any]) -> None:
-        for field in ("loss", "accuracy", "lr"):
-            writer.add_scalar(f"{row['split']}/{field}", row[field], row["step"])  # type: ignore[no-untyped-call]
+        for name, value in _numbers(row).items():
+            writer.add_scalar(name, value, row["step"])  # type: ignore[no-untyped-call]
         writer.flush()  # type: ignore[no-untyped-call]
 
     return track
 
 
-def _wandb(config: RunConfig, run: Run, project: str) -> Tracker:
+def _wandb(config: RunConfig, run: Run, project: str, closing: ExitStack) -> Track:
+    """A run of Weights & Biases under a random id that is kept with ours, so that resuming finds it again.
+
+    Folder names repeat from machine to machine. Runs made before there was an id were known by their folder's name.
+    """
     import wandb
 
     session = wandb.init(
-        project=project, name=run.name, id=run.name, resume="allow", config=config.model_dump(mode="json"), dir=run.path
+        project=project,
+        name=run.name,
+        id=run.environment.get("wandb_id", run.name),
+        resume="allow",
+        config=config.model_dump(mode="json"),
+        dir=run.path,
+        reinit="create_new",
     )
+    closing.callback(session.finish)
 
     def track(row: dict[str, Any]) -> None:
-        session.log({f"{row['split']}/{f}": row[f] for f in ("loss", "accuracy", "lr")}, step=row["step"])
+        session.log(_numbers(row), step=row["step"])
 
     return track

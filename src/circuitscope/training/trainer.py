@@ -5,23 +5,23 @@ the learning rate is a function of it, and there is no other state than weights 
 """
 
 import math
+import secrets
 import shlex
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import torch
-import torch.nn.functional as F
 
 from circuitscope.config import RunConfig
 from circuitscope.errors import RunFailed
-from circuitscope.kernels.cross_entropy import linear_cross_entropy
 from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.progress import Progress, Silent
 from circuitscope.runs.checkpoints import CheckpointWriter
 from circuitscope.runs.metrics import MetricsLog, read_metrics
 from circuitscope.runs.run import Run, State, create_run
@@ -29,9 +29,8 @@ from circuitscope.runs.store import DamagedFile
 from circuitscope.tasks import Batch, Split
 from circuitscope.training.device import autocast, choose_device, set_up
 from circuitscope.training.optimizer import make_optimizer, moments_of, restore_moments
-from circuitscope.training.progress import Progress, Silent
 from circuitscope.training.schedule import learning_rate, saves_checkpoint, saves_resume_point
-from circuitscope.training.trackers import Tracker, check_trackers, trackers_for
+from circuitscope.training.trackers import Trackers, check_trackers
 
 
 def train(
@@ -43,7 +42,7 @@ def train(
     with torch.device("meta"):
         HookedLM(config.model)  # sizes that cannot be fail here, before there is a run
     threads = config.train.threads or torch.get_num_threads()
-    run = create_run(config, root=root, name=name, device=device.type, threads=threads)
+    run = create_run(config, root=root, name=name, device=device.type, threads=threads, wandb_id=secrets.token_hex(8))
     _train(run, config, device, progress or Silent())
     return run
 
@@ -112,6 +111,7 @@ class Trainer:
 
     def __init__(self, run: Run, config: RunConfig, device: torch.device, progress: Progress):
         self.run, self.config, self.device, self.progress = run, config, device, progress
+        self.task = config.task
         self.step = 0
         self.caught: list[int] = []
         self.seed = config.train.batch_seed
@@ -129,16 +129,13 @@ class Trainer:
             if resuming:
                 self._restore()
             log = MetricsLog(self.run.path, resumed_from=(self.step or -1) if resuming else None)
-            trackers = trackers_for(self.config, self.run)
             self.run.write_status("running", self.step)
-            self.progress.start(self.run, cfg.steps, self.step)
-            try:
+            self.progress.start("", cfg.steps, self.step)
+            with closing(log), Trackers(self.config, self.run) as trackers:
                 self._loop(log, trackers)
-            finally:
-                log.close()
         self.run.write_status("finished", self.step)
 
-    def _loop(self, log: MetricsLog, trackers: list[Tracker]) -> None:
+    def _loop(self, log: MetricsLog, trackers: Trackers) -> None:
         cfg = self.config.train
         before, began = self.seconds, time.monotonic()
 
@@ -148,31 +145,30 @@ class Trainer:
                 "step": self.step,
                 **row,
                 "lr": learning_rate(max(0, self.step - 1), cfg),
-                "tokens": self.step * cfg.batch_size * self.config.task.max_length,
+                "tokens": self.step * cfg.batch_size * self.task.max_length,
                 "seconds": round(self.seconds, 3),
             }
             log.write(row)
-            for track in trackers:
-                track(row)
+            trackers.track(row)
 
         if self.step == 0:
             self._save()
             self._evaluate(record)
         while self.step < cfg.steps:
             log_this = (self.step + 1) % cfg.log_every == 0
-            loss, accuracy = self.update(log_this)
+            loss, metric = self.update(log_this)
             self.step += 1
             if log_this:
                 self._check(loss)
-                record({"split": "train", "loss": float(loss), "accuracy": float(accuracy)})
-                self.progress.step(self.step, float(loss), self.writer.written)
+                record({"split": "train", "loss": float(loss), self.task.metric: float(metric)})
+                self.progress.advance(self.step, float(loss), self.writer.written)
             reached = False
             if self.step % cfg.eval_every == 0 or self.step == cfg.steps:
                 reached = self._evaluate(record) >= (cfg.early_stop or math.inf)
             if reached or saves_checkpoint(self.step, cfg):
                 self._save()
             if reached:  # no resume point here: resumed from it, a killed run would train past its end
-                self.progress.say(f"validation accuracy {cfg.early_stop:.0%} reached at step {self.step}")
+                self.progress.say(f"validation {self.task.metric} {cfg.early_stop:.0%} reached at step {self.step}")
                 return
             if saves_resume_point(self.step, cfg) or self.caught:
                 self._save_resume_point()
@@ -189,61 +185,53 @@ class Trainer:
         )
 
     def update(self, measure: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """One optimizer step on batch number `self.step`; its loss and, when measured, its accuracy."""
+        """One optimizer step on batch number `self.step`; its loss and, when measured, its metric."""
         cfg = self.config.train
-        where, target, tokens = self._batch(self.step, "train", cfg.batch_size)
+        batch = self._batch(self.step, "train", cfg.batch_size)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, cfg)
-        weight = self.model.W_U.T
         with autocast(self.device, cfg.precision):
-            hidden = self.model.hidden(tokens, where)
-            loss = linear_cross_entropy(hidden, weight, target)
+            loss, metric = self.task.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), cfg.clip or math.inf)
         if self.device.type == "cpu":
             self._check(loss)
             self._check(norm, "gradient")
-        accuracy = torch.tensor(math.nan)
-        if measure:
-            accuracy = (F.linear(hidden.detach(), weight.detach()).argmax(-1) == target).float().mean()
+        measured = metric() if measure else torch.tensor(math.nan)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach(), accuracy
+        return loss.detach(), measured
 
-    def _batch(self, step: int, split: Split, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        batch: Batch = self.config.task.batch(step, split=split, size=size, seed=self.seed)
-        where, target = batch.labelled()
-        return where.to(self.device), target.to(self.device), batch.tokens.to(self.device)
+    def _batch(self, step: int, split: Split, size: int) -> Batch:
+        return self.task.batch(step, split=split, size=size, seed=self.seed)
 
     @torch.no_grad()
     def _evaluate(self, record: Any) -> float:
-        """Loss and accuracy on the held-out batches, the same ones every time."""
+        """Loss and metric on the held-out batches, the same ones every time; gives the metric."""
         cfg = self.config.train
-        losses, accuracies = [], []
+        losses, metrics = [], []
         self.model.eval()
         for i in range(cfg.eval_batches):
             if self.caught and self.step == 0:
                 self._stop()  # nothing to save yet: the start follows from the seed
-            where, target, tokens = self._batch(i, "validation", cfg.eval_batch_size)
             with autocast(self.device, cfg.precision):
-                logits = self.model(tokens, where).float()
-            losses.append(F.cross_entropy(logits, target).item())
-            accuracies.append((logits.argmax(-1) == target).float().mean().item())
+                loss, metric = self.task.evaluate(self.model, self._batch(i, "validation", cfg.eval_batch_size))
+            losses.append(loss)
+            metrics.append(metric)
         self.model.train()
-        loss: float = sum(losses) / len(losses)
-        accuracy: float = sum(accuracies) / len(accuracies)
+        loss, metric = sum(losses) / len(losses), sum(metrics) / len(metrics)
         self._check(torch.tensor(loss), "validation loss")
         record(
             {
                 "split": "validation",
                 "loss": loss,
-                "accuracy": accuracy,
+                self.task.metric: metric,
                 "loss_per_batch": [round(x, 6) for x in losses],
-                "accuracy_per_batch": [round(x, 6) for x in accuracies],
+                f"{self.task.metric}_per_batch": [round(x, 6) for x in metrics],
             }
         )
-        self.progress.evaluated(self.step, loss, accuracy, self.writer.written)
-        return accuracy
+        self.progress.evaluated(self.step, loss, self.task.shown(metric), self.writer.written)
+        return metric
 
     def _save(self) -> None:
         self._check_weights()

@@ -160,11 +160,11 @@ def _draw_score(
 
 
 def _draw_chance(accuracy: Axes, runs: Sequence[Run]) -> None:
-    for pairs in sorted({run.config.task.pairs for run in runs if hasattr(run.config.task, "pairs")}):
-        accuracy.axhline(1 / pairs, color="0.5", ls=":", lw=1)
+    for chance in sorted({level for run in runs if (level := run.config.task.chance) is not None}):
+        accuracy.axhline(chance, color="0.5", ls=":", lw=1)
         accuracy.annotate(
-            f"1/k = {1 / pairs:.3g}",
-            (0, 1 / pairs),
+            f"chance {chance:.3g}",
+            (0, chance),
             xytext=(4, 3),
             textcoords="offset points",
             color="0.35",
@@ -201,5 +201,5 @@ def _title(groups: Sequence[Group]) -> str:
         return ""
     config = groups[0].runs[0].config
     mixers = " + ".join(m.name for m in config.model.mixers)
-    sizes = ", ".join(str(getattr(config.task, name)) for name in ("length", "pairs") if hasattr(config.task, name))
+    sizes = ", ".join(str(size) for size in config.task.sizes().values())
     return f"{groups[0].label}: {mixers} on {config.task.name}" + (f" ({sizes})" if sizes else "")

@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from circuitscope.errors import UserError, unknown
 from circuitscope.tasks import Role
 from circuitscope.viz.panels import Panel
-from circuitscope.viz.style import DIVERGING, DPI, GREY, ROLE_COLOURS, SEQUENTIAL, Sheet, look
+from circuitscope.viz.style import DIVERGING, DPI, GREY, SEQUENTIAL, Sheet, look
 
 Scale = Literal["signed", "share", "log"]
 SCALES: dict[Scale, str] = {
@@ -314,7 +314,7 @@ class _Layout:
         strip.spines[:].set_visible(False)
         strip.set_label(f"roles {which}")
         if self.axis.roles is not None:
-            rgb = np.array([to_rgb(ROLE_COLOURS[Role(int(r))]) for r in self.axis.roles])
+            rgb = np.array([to_rgb(Role(int(r)).colour) for r in self.axis.roles])
             strip.imshow(rgb[None] if which == "x" else rgb[:, None], interpolation="none", aspect="auto")
         elif which == "x":
             strip.set_xlim(-0.5, self.length - 0.5)
@@ -333,7 +333,7 @@ class _Layout:
         for i, tick in zip(shown, ticks, strict=True):
             role = Role(int(self.axis.roles[i])) if self.axis.roles is not None else None
             label = tick.label1
-            label.set_color("#7F7F7F" if role in (None, Role.FILLER) else ROLE_COLOURS[role])
+            label.set_color("#7F7F7F" if role is None or role == Role.FILLER else role.colour)
             if role in (Role.KEY, Role.VALUE, Role.QUERY):
                 label.set_fontweight("bold")
 
@@ -379,8 +379,8 @@ class _Layout:
     def _legend(self, figure: Sheet) -> None:
         handles: list[Any] = []
         if self.axis.roles is not None:
-            present = [role for role in ROLE_COLOURS if role in {int(r) for r in self.axis.roles}]
-            handles += [Patch(color=ROLE_COLOURS[role], label=role.name.lower()) for role in present]
+            present = sorted({Role(int(r)) for r in self.axis.roles}, key=lambda role: (role == Role.FILLER, role))
+            handles += [Patch(color=role.colour, label=role.name) for role in present]
         for name, marker in zip(self.marks, _MARKERS, strict=False):
             handles.append(Line2D([], [], marker=marker, ls="", mfc="none", mec="black", ms=5, mew=0.8, label=name))
         if handles:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from circuitscope.errors import UserError
 from circuitscope.tasks import Role
-from circuitscope.viz.style import COLOURS, GREY, ROLE_COLOURS, STYLES, Sheet, look, plain
+from circuitscope.viz.style import COLOURS, GREY, STYLES, Sheet, look, plain
 
 _COLUMNS = ["run", "step", "layer", "hook", "role", "accuracy", "low", "high", "control", "selectivity", "chance"]
 
@@ -75,7 +75,7 @@ def _label(role: str, hook: str) -> str:
 
 
 def _colours(roles: Sequence[str]) -> list[str]:
-    known = {role.name.lower(): colour for role, colour in ROLE_COLOURS.items() if isinstance(role, Role)}
+    known = {role.name: role.colour for role in Role}
     return [known.get(role, COLOURS[i % len(COLOURS)]) for i, role in enumerate(roles)]
 
 

@@ -12,18 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from circuitscope.errors import UserError
-from circuitscope.tasks import Role
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 STYLES = ("-", "--", "-.", ":")
-ROLE_COLOURS = {
-    Role.KEY: "#0072B2",
-    Role.VALUE: "#D55E00",
-    Role.QUERY: "#009E73",
-    Role.FILLER: "#B3B3B3",
-    Role.START: "#000000",
-    Role.BLOCK: "#56B4E9",
-}
 GREY = "#595959"
 DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
 ENDINGS = (".png", ".svg", ".pdf")

@@ -27,7 +27,7 @@ from circuitscope.lens import HookedRootModule
 from circuitscope.mixers.reading import Product
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs.run import Run
-from circuitscope.tasks import Batch
+from circuitscope.tasks import Batch, any_value
 
 Step = Literal["binding", "recall"]
 ENOUGH = 0.5  # share of the accuracy that a knockout must cost for a part to count as used
@@ -266,7 +266,7 @@ def find_circuit(model: HookedRootModule, batch: Batch) -> Circuit:
                 best[step] = max(used, key=_rank)
                 break
     binding, recall = best["binding"], best["recall"]
-    return Circuit(tried, binding, recall, _composition(model, binding, recall), 1 / batch.layout.value_pos.shape[1])
+    return Circuit(tried, binding, recall, _composition(model, binding, recall), float(any_value(batch).mean()))
 
 
 def _rank(part: Part) -> float:

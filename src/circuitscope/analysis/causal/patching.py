@@ -185,7 +185,7 @@ def _names(model: HookedRootModule, hooks: Chosen) -> list[str]:
 def _places(layout: Layout, by: By) -> Places:
     roles = layout.roles
     if by == "role":
-        return {Role(r).name.lower(): roles == r for r in roles.unique().tolist()}
+        return {Role(r).name: roles == r for r in roles.unique().tolist()}
     if by == "pos":
         here = torch.arange(roles.shape[1]).expand_as(roles)
         return {i: here == i for i in range(roles.shape[1])}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 
@@ -21,31 +21,12 @@ from circuitscope.errors import UserError
 from circuitscope.lens import HookedRootModule
 from circuitscope.memory import keep_freed_memory
 from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.progress import Progress as Watcher
+from circuitscope.progress import Silent
 from circuitscope.runs.run import Run
 
 SEQUENCES = 256
 _VERSION = 2  # of what the tables hold
-
-
-class Watcher(Protocol):
-    """Told how far an analysis is."""
-
-    def start(self, what: str, total: int) -> None: ...
-    def advance(self, step: int) -> None: ...
-    def say(self, line: str) -> None: ...
-
-
-class Silent:
-    """Says nothing."""
-
-    def start(self, what: str, total: int) -> None:
-        pass
-
-    def advance(self, step: int) -> None:
-        pass
-
-    def say(self, line: str) -> None:
-        pass
 
 
 def analysis_table(

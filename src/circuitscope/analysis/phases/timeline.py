@@ -116,17 +116,11 @@ def place_name(row: "pd.Series[Any]") -> str:
     return f"L{row.layer} {row.factor}" if pd.isna(row["head"]) else f"L{row.layer}H{row['head']}"
 
 
-def chance(run: Run) -> float:
-    """Accuracy of answering with any value of the context; 0 where there are no pairs."""
-    pairs = getattr(run.config.task, "pairs", None)
-    return 1 / pairs if pairs else 0.0
-
-
 def timeline(run: Run, scores: pd.DataFrame | None = None) -> Timeline:
     """Transitions of every curve of a run, the verdict on its loss bump, the order of events and their lags."""
     curves = curves_of(run, scores)
     found = {name: transitions(c.steps, c.values, repeats=c.repeats) for name, c in curves.items()}
     loss, accuracy = curves["loss"], curves["accuracy"]
-    judged = verdict(loss.steps, loss.values, accuracy.values, chance(run), found=found["loss"])
+    judged = verdict(loss.steps, loss.values, accuracy.values, run.config.task.chance or 0.0, found=found["loss"])
     held_out = {name: several for name, several in found.items() if name != "train loss"}
     return Timeline(run.name, found, judged, order(held_out, at="midpoint"))

@@ -63,8 +63,8 @@ class Definition(Section):
         if self.candidates is not None and self.model not in ("embedding", "candidates"):
             raise UserError(f"candidates are for the models embedding and candidates, not for {self.model}")
         for role in self.roles if self.roles != "each" else ():
-            if role.upper() not in Role.__members__:
-                raise unknown("role", role, [*(r.lower() for r in Role.__members__), "each"])
+            if role.lower() not in (names := [r.name for r in Role]):
+                raise unknown("role", role, [*names, "each"])
         if not self.roles:
             raise UserError("a probe needs at least one role, or roles: each")
         return self

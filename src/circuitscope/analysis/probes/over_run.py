@@ -14,7 +14,7 @@ import torch
 
 from circuitscope.analysis.causal.interventions import Effect
 from circuitscope.analysis.checkpoints.runner import SEQUENCES as _ANY
-from circuitscope.analysis.checkpoints.runner import Watcher, over_checkpoints
+from circuitscope.analysis.checkpoints.runner import over_checkpoints
 from circuitscope.analysis.checkpoints.steps import Steps
 from circuitscope.analysis.probes.activations import Features, collect, embedding_of, matching_hooks
 from circuitscope.analysis.probes.definition import Definition
@@ -26,6 +26,7 @@ from circuitscope.analysis.reading.hooked import layer_of
 from circuitscope.errors import UserError, shown
 from circuitscope.lens import HookedRootModule
 from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.progress import Progress as Watcher
 from circuitscope.runs.run import Run
 from circuitscope.tasks import Batch
 
@@ -188,7 +189,7 @@ class Data:
         where = torch.zeros(self.batch.tokens.shape, dtype=torch.bool)
         where[torch.from_numpy(e.sequence), torch.from_numpy(e.pos)] = True
         kept = torch.from_numpy(np.flatnonzero(self.kept[n:])) + n
-        return Batch(self.batch.tokens[kept], self.batch.labels[kept], self.batch.layout), where[kept]
+        return self.batch.part(kept), where[kept]
 
 
 def probe_rows(model: HookedRootModule, data: Data, removal: Removal | None = None) -> Iterator[dict[str, Any]]:

@@ -71,7 +71,7 @@ def accuracy_without(
         parts = slices(model, on_device_of(model, batch.tokens), [hook], labels)
     found = []
     for rows in parts:
-        part = Batch(batch.tokens[rows], batch.labels[rows], batch.layout)
+        part = batch.part(rows)
         edit = _unchanged if directions is None else _projecting(where[rows], U, center, groups)
         found.append(accuracy(model, part, [(hook, edit)]))
     return torch.cat(found)

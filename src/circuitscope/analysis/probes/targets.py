@@ -142,11 +142,11 @@ def examples_of(definition: "Definition", batch: Batch) -> dict[str, Examples]:
     labels, roles = target.labels(batch), batch.layout.roles.numpy()
     there = np.ones(roles.shape, dtype=bool) if target.kind == "vector" else labels >= 0
     present = [r for r in Role if (roles == r).any()]
-    possible = {r.name.lower(): r for r in present if (there & (roles == r)).any()}
+    possible = {r.name: r for r in present if (there & (roles == r)).any()}
     asked = tuple(possible) if definition.roles == "each" else definition.roles
     found = {}
     for name in asked:
-        if name not in {r.name.lower() for r in present}:
+        if name not in {r.name for r in present}:
             raise (
                 unknown("role", name, possible)
                 if len(possible) > 1

@@ -120,8 +120,8 @@ def between_roles(layout: Layout, dest: Role | str, src: Role | str) -> Edges:
     causal = torch.ones(length, length, dtype=torch.bool).tril(-1)
     mask = (layout.roles == to)[:, :, None] & (layout.roles == of)[:, None, :] & causal
     if not mask.any():
-        raise UserError(f"no {to.name.lower()} of this layout has an earlier {of.name.lower()}")
-    return Edges.of(f"{to.name.lower()}<-{of.name.lower()}", mask)
+        raise UserError(f"no {to.name} of this layout has an earlier {of.name}")
+    return Edges.of(f"{to.name}<-{of.name}", mask)
 
 
 OFFSET: dict[str, Callable[[Layout, int], Edges]] = {
@@ -151,11 +151,7 @@ def named_edges(name: str, layout: Layout) -> Edges:
 
 
 def _role(role: Role | str) -> Role:
-    if isinstance(role, Role):
-        return role
-    if role.upper() not in Role.__members__:
-        raise unknown("role", role, [r.lower() for r in Role.__members__])
-    return Role[role.upper()]
+    return role if isinstance(role, Role) else Role.named(role)
 
 
 def _pairs(layout: Layout, name: str) -> tuple[Int[Tensor, "batch pair"], Int[Tensor, "batch query"]]:

@@ -25,7 +25,7 @@ class HeldOut:
         if isinstance(task, Induction):
             self.repeats = self.own
         elif min(longest, _LONGEST) >= 9:
-            repeats = Induction.fitting(min(longest, _LONGEST), task.vocab_size)
+            repeats = Induction.fitting(min(longest, _LONGEST), task.needs()["vocab_size"])
             self.repeats = repeats.batch(0, split="test", size=sequences, seed=seed)
         self._sets: dict[tuple[str, str], Edges] = {}
 

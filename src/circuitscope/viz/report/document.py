@@ -14,9 +14,11 @@ from typing import Any
 
 from circuitscope import __version__
 from circuitscope.analysis import over_training
-from circuitscope.analysis.checkpoints.runner import SEQUENCES, Silent, Watcher
+from circuitscope.analysis.checkpoints.runner import SEQUENCES
 from circuitscope.analysis.checkpoints.steps import Steps, choose_steps
 from circuitscope.errors import UserError
+from circuitscope.progress import Progress as Watcher
+from circuitscope.progress import Silent
 from circuitscope.runs.run import Run, newest_run
 from circuitscope.runs.store import write_text
 from circuitscope.tasks import Role
@@ -98,7 +100,7 @@ def report(
         chunks += [
             f'<script type="text/plain" id="matrices-{number}-{i}">{text}</script>' for i, text in enumerate(stored)
         ]
-    data = {"version": __version__, "roles": [role.name.lower() for role in sorted(Role)], "runs": told}
+    data = {"version": __version__, "roles": [[role.name, role.colour] for role in Role], "runs": told}
     return Report(tuple(chosen), page(data, chunks))
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from circuitscope.analysis import over_training
-from circuitscope.analysis.checkpoints.runner import Watcher
 from circuitscope.analysis.scores.rows import Data
 from circuitscope.errors import UserError
+from circuitscope.progress import Progress as Watcher
 from circuitscope.runs.run import Run
 from circuitscope.viz.report.pictures import View
 
@@ -22,7 +22,7 @@ _POINTS = 1500  # of a curve at most
 
 def facts(run: Run, scores: pd.DataFrame, data: Data, watcher: Watcher) -> dict[str, Any]:
     """Heading, verdict, circuit, curves, headline scores, transitions and config of a run."""
-    from circuitscope.analysis.phases.timeline import chance, timeline
+    from circuitscope.analysis.phases.timeline import timeline
     from circuitscope.analysis.summary import heading
 
     steps = sorted(int(s) for s in scores.step.unique())
@@ -38,7 +38,7 @@ def facts(run: Run, scores: pd.DataFrame, data: Data, watcher: Watcher) -> dict[
         "state": _state(run),
         "config": run.config.dump(),
         "curves": _curves(run),
-        "chance": chance(run) or None,
+        "chance": run.config.task.chance,
         "headline": list(_headline(scores)),
         **_transitions(when),
         **_circuit(run, scores, data, when, watcher),

@@ -8,7 +8,7 @@ where it is signed. One code is kept for entries that are not finite.
 import base64
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -88,8 +88,8 @@ class Examples:
 
     @staticmethod
     def of(data: Data, count: int) -> "Examples":
-        repeats = None if data.repeats is data.own or data.repeats is None else _first(data.repeats, 1)
-        return Examples(_first(data.own, count), repeats)
+        repeats = None if data.repeats is data.own or data.repeats is None else data.repeats.part(slice(1))
+        return Examples(data.own.part(slice(count)), repeats)
 
     @property
     def lengths(self) -> list[int]:
@@ -276,13 +276,6 @@ def spread(steps: Sequence[int], most: int) -> list[int]:
     if most == 1:
         return [steps[-1]]
     return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
-
-
-def _first(batch: Batch, count: int) -> Batch:
-    layout = batch.layout
-    names = ("roles", "key_pos", "value_pos", "query_pos", "query_pair")
-    part = {name: getattr(layout, name)[:count] for name in names if getattr(layout, name) is not None}
-    return Batch(batch.tokens[:count], batch.labels[:count], replace(layout, **part))
 
 
 def _described(batch: Batch, row: int, name: str) -> dict[str, Any]:

@@ -24,14 +24,14 @@ function recallEdges({ pairs, queries, tokens }, { binding = 0, recall = 0 }) {
   const out = pairs.map(([key, value]) => ({
     dest: value + binding,
     src: key,
-    colour: "key",
+    colour: "role-key",
     name: `${after(binding)}value ← its key`,
   }));
   for (const [query, pair] of queries) {
     out.push({
       dest: query,
       src: pairs[pair][1] + recall,
-      colour: "query",
+      colour: "role-query",
       name: `query ← ${after(recall)}its value`,
     });
   }

@@ -85,12 +85,12 @@ class Heatmap {
     tokens.forEach((token, i) => {
       const role = this.roles[roles[i]];
       const middle = (i + 0.5) * this.cell;
-      context.fillStyle = ink(role);
+      context.fillStyle = ink(`role-${role}`);
       const thick = Math.max(this.cell - 1, 1);
       context.fillRect(this.left - STRIP - 2, this.top + middle - thick / 2, STRIP, thick);
       context.fillRect(this.left + middle - thick / 2, this.top + this.extent + 3, thick, STRIP);
       if (!shown.has(i)) return;
-      context.fillStyle = ink(role === "filler" ? "muted" : role);
+      context.fillStyle = ink(role === "filler" ? "muted" : `role-${role}`);
       context.textAlign = "right";
       context.fillText(token, this.left - STRIP - GAP - 1, this.top + middle);
       context.save();

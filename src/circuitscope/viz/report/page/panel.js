@@ -349,7 +349,7 @@ class Panel {
     const key = JSON.stringify([what, scale, [...edges], roles, darkness.matches]);
     if (key === this.legendKey) return;
     this.legendKey = key;
-    const used = roles.map((role) => named(role, "square", "background", role));
+    const used = roles.map((role) => named(role, "square", "background", `role-${role}`));
     const outlined = [...edges].map(([name, colour]) => named(name, "outlined", "borderColor", colour));
     this.legend.replaceChildren(
       element("span", { class: "name" }, what),

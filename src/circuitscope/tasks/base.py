@@ -1,18 +1,35 @@
-"""The base of every task: a frozen config whose `batch` is a pure function of its arguments."""
+"""What every task is: a frozen config that makes batches and says of itself all that others must know.
+
+A batch is a pure function of its arguments. Training, analysis and figures ask the task for its roles, loss, metric,
+chance level and sizes; nothing outside a task's own file knows tasks by name.
+"""
 
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
+from jaxtyping import Float
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from circuitscope.errors import UserError, unknown
+from circuitscope.registry import Registry
 from circuitscope.section import Section
 from circuitscope.tasks.batch import Batch
+from circuitscope.tasks.roles import Role
 from circuitscope.tasks.streams import I64, order, stream_key, words
 
 Split = Literal["train", "validation", "test"]
+Inputs = Literal["tokens", "vectors"]
+Feature = Literal["pairs", "period"]  # what a layout has: key-value pairs with queries, a block that is repeated
+
+Metric = Callable[[], Float[Tensor, ""]]
+"""Computes the task's metric when it is called, which costs something and is not wanted at every step."""
+
+Baseline = Callable[[Batch], Float[Tensor, " label"]]
+"""What a simple rule scores by the task's metric at each labelled position of a batch (their mean is its score)."""
 
 
 class Task(Section):
@@ -21,13 +38,23 @@ class Task(Section):
     A task with `examples=n` trains on n examples, reshuffled each epoch; with None it never repeats.
     The other splits draw from streams of their own, so they are held out (equal examples by chance
     aside, which matters only for tiny vocabularies).
+
+    roles     what its positions are for
+    features  what its layouts have
+    inputs    what a model reads: token numbers or vectors
+    metric    the name of its metric, also of the column in metrics.jsonl
+    small     options that make an example which fits on a screen
     """
 
     current_version: ClassVar[int] = 1
+    inputs: ClassVar[Inputs]
+    metric: ClassVar[str]
+    roles: ClassVar[tuple[Role, ...]]
+    features: ClassVar[frozenset[Feature]] = frozenset()
+    small: ClassVar[Mapping[str, Any]] = {}
 
     name: str
     version: int = Field(default=1, description="version of the task's definition")
-    vocab_size: int = Field(default=8192, ge=4, lt=2**31, description="number of tokens")
     examples: int | None = Field(default=None, ge=1, lt=2**40, description="size of the training set; none: endless")
 
     @property
@@ -38,6 +65,36 @@ class Task(Section):
     @abstractmethod
     def generate(self, key: int, examples: I64) -> Batch:
         """The examples with these indices in the stream `key`."""
+
+    @abstractmethod
+    def needs(self) -> dict[str, int]:
+        """The smallest sizes of a model that can take this task, by field of its config."""
+
+    @abstractmethod
+    def loss(self, model: Any, batch: Batch) -> tuple[Float[Tensor, ""], Metric]:
+        """What training makes small, with its gradient, and the metric on the same batch."""
+
+    @abstractmethod
+    def evaluate(self, model: Any, batch: Batch) -> tuple[float, float]:
+        """Loss and metric of a model on a held-out batch."""
+
+    @abstractmethod
+    def shown(self, metric: float) -> str:
+        """A value of the metric as people read it: `accuracy  97.1%`."""
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes worth naming in a heading, by name."""
+        return {"length": self.max_length}
+
+    @property
+    def chance(self) -> float | None:
+        """The metric of guessing among what the context offers; None where nothing is offered."""
+        return None
+
+    @property
+    def baselines(self) -> Mapping[str, Baseline]:
+        """Simple rules to compare a model with, by name."""
+        return {}
 
     @model_validator(mode="after")
     def _known_version(self) -> "Task":
@@ -54,8 +111,8 @@ class Task(Section):
         Args:
             step: which batch, from 0.
             split: "train", "validation" or "test".
-            size: examples in a batch (64 unless told).
-            seed: another seed gives other examples of the same task (0 unless told).
+            size: examples in a batch; 64 by default.
+            seed: another seed gives other examples of the same task; 0 by default.
         """
         size = 64 if size is None else size
         if split not in get_args(Split):
@@ -72,6 +129,10 @@ class Task(Section):
     def describe(self) -> dict[str, Any]:
         """The config as plain data."""
         return self.model_dump(mode="json")
+
+
+TASKS: Registry[type[Task]] = Registry("task", "tasks")
+register = TASKS.register
 
 
 @lru_cache(maxsize=2)

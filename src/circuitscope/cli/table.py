@@ -1,0 +1,25 @@
+"""The one look of tables in the terminal."""
+
+from collections.abc import Iterable, Sequence
+
+_WIDTH = 160  # where no terminal says how wide it is
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A plain table: a terminal wraps what is too wide for it, a file gets all of it.
+
+    A column that is blank in every row is left out.
+    """
+    import sys
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    listed = list(rows)
+    shown = [i for i in range(len(columns)) if any(row[i] for row in listed)]
+    for i in shown:
+        table.add_column(columns[i])
+    for row in listed:
+        table.add_row(*(row[i] for i in shown))
+    Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else _WIDTH).print(table)

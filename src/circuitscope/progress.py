@@ -1,0 +1,185 @@
+"""What a person sees while something takes its time: a live bar on a terminal, plain lines elsewhere.
+
+Training, repeating, analyzing and reporting tell one kind of listener how far they are. Numbers that people keep
+(tables, summaries) do not go through here.
+"""
+
+import sys
+import time
+from typing import Any, Protocol, Self, TextIO
+
+from circuitscope.errors import RunFailed
+
+_SECONDS = 10.0  # lines stay silent for no longer than this
+
+
+class Progress(Protocol):
+    """Told how far some work is. It is entered before the work starts and left after its end."""
+
+    def __enter__(self) -> "Progress": ...
+    def __exit__(self, *error: object) -> None: ...
+
+    def start(self, what: str, total: int, done: int | None = None) -> None:
+        """Work begins; `what` is a word for it, or none.
+
+        Training gives the steps that were `done` before; an analysis counts checkpoints and leaves it out.
+        """
+
+    def advance(self, step: int, loss: float | None = None, saved: int | None = None) -> None:
+        """Training has made `step` updates, with this loss and so many checkpoints; or a checkpoint is analyzed."""
+
+    def evaluated(self, step: int, loss: float, metric: str, saved: int) -> None:
+        """A model was evaluated on held-out examples; `metric` is said as its task says it."""
+
+    def say(self, line: str) -> None:
+        """A sentence for people."""
+
+
+class Silent:
+    """Says nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def start(self, what: str, total: int, done: int | None = None) -> None:
+        pass
+
+    def advance(self, step: int, loss: float | None = None, saved: int | None = None) -> None:
+        pass
+
+    def evaluated(self, step: int, loss: float, metric: str, saved: int) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        pass
+
+
+class _Counts(Silent):
+    """Keeps count: by steps where the work says how many were done before, else one more each time."""
+
+    def __init__(self) -> None:
+        self.what, self.total, self.first, self.done = "", 0, 0, 0
+        self.by_steps, self.began = False, time.monotonic()
+
+    def start(self, what: str, total: int, done: int | None = None) -> None:
+        self.what, self.total, self.by_steps = what, total, done is not None
+        self.first = self.done = done or 0
+        self.began = time.monotonic()
+
+    def count(self, step: int) -> None:
+        self.done = step if self.by_steps else self.done + 1
+
+    @property
+    def rate(self) -> float:
+        """Steps or checkpoints per second."""
+        return (self.done - self.first) / max(time.monotonic() - self.began, 1e-9)
+
+    @property
+    def seconds_left(self) -> float:
+        return (self.total - self.done) / self.rate if self.rate else 0.0
+
+
+class Lines(_Counts):
+    """A line at each evaluation, and between them wherever nothing was said for a while."""
+
+    def __init__(self, stream: TextIO | None = None, seconds: float = _SECONDS):
+        super().__init__()
+        self.stream, self.seconds, self.told = stream, seconds, time.monotonic()
+
+    def start(self, what: str, total: int, done: int | None = None) -> None:
+        super().start(what, total, done)
+        self.told = self.began
+
+    def advance(self, step: int, loss: float | None = None, saved: int | None = None) -> None:
+        self.count(step)
+        if time.monotonic() - self.told < self.seconds:
+            return
+        if self.by_steps:
+            lost = "" if loss is None else f"  loss {loss:7.4f}"
+            self.say(
+                f"{self.what}{self.what and ' '}step {step:>6}/{self.total}{lost}  {self._speed()}{_checkpoints(saved)}"
+            )
+        else:
+            self.say(f"{self.what}: step {step}, {self.done} of {self.total} checkpoints")
+
+    def evaluated(self, step: int, loss: float, metric: str, saved: int) -> None:
+        self.count(step)
+        where = f"step {step:>6}/{self.total}"
+        self.say(f"{where}  validation loss {loss:7.4f}  {metric}  {self._speed()}{_checkpoints(saved)}")
+
+    def say(self, line: str) -> None:
+        self.told = time.monotonic()
+        try:
+            print(line, file=self.stream or sys.stdout, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a full disk: the run itself may be on another
+            raise RunFailed(f"cannot write the output: {error.strerror}") from None
+
+    def _speed(self) -> str:
+        return f"{self.rate:5.1f} steps/s  {self.seconds_left:4.0f} s left"
+
+
+class Bar(_Counts):
+    """A live bar: what is done of how much, the loss, the metric, the speed, the time left, checkpoints written.
+
+    Args:
+        stays: leave the bar on the screen at the end.
+    """
+
+    def __init__(self, stream: TextIO | None = None, stays: bool = True):
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        super().__init__()
+        self.bar = RichProgress(
+            TextColumn("{task.description}"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[loss]}"),
+            TextColumn("[bold green]{task.fields[metric]}"),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[saved]}"),
+            expand=True,
+            transient=not stays,
+            console=Console(file=stream),
+        )
+        self.task: Any = None
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def start(self, what: str, total: int, done: int | None = None) -> None:
+        super().start(what, total, done)
+        self.task = self.bar.add_task(what, total=total, completed=self.done, loss="", metric="", speed="", saved="")
+
+    def advance(self, step: int, loss: float | None = None, saved: int | None = None) -> None:
+        self.count(step)
+        told: dict[str, Any] = {} if loss is None else {"loss": f"loss {loss:.4f}"}
+        speed = f"{self.rate:.1f} steps/s" if self.by_steps else ""
+        self.bar.update(self.task, completed=self.done, speed=speed, saved=_checkpoints(saved).strip(), **told)
+
+    def evaluated(self, step: int, loss: float, metric: str, saved: int) -> None:
+        self.bar.update(self.task, metric=metric, saved=_checkpoints(saved).strip())
+
+    def say(self, line: str) -> None:
+        self.bar.console.print(line, markup=False, highlight=False)
+
+
+def _checkpoints(saved: int | None) -> str:
+    return "" if saved is None else f"  {saved} checkpoints"
+
+
+def watching(stream: TextIO | None = None, stays: bool = False) -> Progress:
+    """A bar where the stream (stderr by default) is a terminal, lines where it is a file or a pipe."""
+    stream = stream or sys.stderr
+    return Bar(stream, stays) if stream.isatty() else Lines(stream)

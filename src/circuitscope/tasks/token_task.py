@@ -1,0 +1,67 @@
+"""Tasks on tokens: cross-entropy at labelled positions, and the share of them answered right."""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from pydantic import Field
+from torch import Tensor
+
+from circuitscope.kernels.cross_entropy import linear_cross_entropy
+from circuitscope.tasks.base import Metric, Task
+from circuitscope.tasks.batch import Batch
+
+
+class TokenModel(Protocol):
+    """What these tasks ask of a model: its unembedding, and the states that it reads at some positions."""
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model vocab"]: ...
+
+    def hidden(
+        self, tokens: Int[Tensor, "batch pos"], at: Int[Tensor, " label"] | None = None
+    ) -> Float[Tensor, "*lead d_model"]: ...
+
+
+class TokenTask(Task):
+    """A task whose inputs and labels are tokens of one vocabulary."""
+
+    inputs = "tokens"
+    metric = "accuracy"
+
+    vocab_size: int = Field(default=8192, ge=4, lt=2**31, description="number of tokens")
+
+    def needs(self) -> dict[str, int]:
+        return {"vocab_size": self.vocab_size, "max_length": self.max_length}
+
+    def loss(self, model: TokenModel, batch: Batch) -> tuple[Float[Tensor, ""], Metric]:
+        """Mean cross-entropy of the labels. States elsewhere, and logits, are never made."""
+        tokens, where, target = _on_device_of(model, batch)
+        weight = model.W_U.T
+        hidden = model.hidden(tokens, where)
+
+        def accuracy() -> Float[Tensor, ""]:
+            return _accuracy(F.linear(hidden.detach(), weight.detach()), target)
+
+        return linear_cross_entropy(hidden, weight, target), accuracy
+
+    @torch.no_grad()
+    def evaluate(self, model: TokenModel, batch: Batch) -> tuple[float, float]:
+        tokens, where, target = _on_device_of(model, batch)
+        logits = F.linear(model.hidden(tokens, where), model.W_U.T).float()
+        return F.cross_entropy(logits, target).item(), _accuracy(logits, target).item()
+
+    def shown(self, metric: float) -> str:
+        return f"accuracy {metric:6.1%}"
+
+
+def _on_device_of(model: TokenModel, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, flat labelled positions and labels, found on the CPU and then moved."""
+    device = model.W_U.device
+    where, target = batch.labelled()
+    return batch.tokens.to(device), where.to(device), target.to(device)
+
+
+def _accuracy(logits: Float[Tensor, "label vocab"], target: Int[Tensor, " label"]) -> Float[Tensor, ""]:
+    return (logits.argmax(-1) == target).float().mean()
