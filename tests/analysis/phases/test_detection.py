@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from circuitscope.analysis.phases.detection import FEWEST, Transitions, order, transitions, verdict
 from circuitscope.analysis.phases.evidence import WIDEST, axis, sigmoid
 from circuitscope.analysis.phases.simulation import correlated, evaluations
-from circuitscope.analysis.phases.detection import FEWEST, Transitions, order, transitions, verdict
 from circuitscope.errors import UserError
 
 STEPS = evaluations(31, "even")

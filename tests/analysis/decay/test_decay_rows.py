@@ -8,9 +8,9 @@ import torch
 
 import circuitscope as cs
 from circuitscope import models
+from circuitscope.analysis.decay.gradient_reach import gradient_reach
 from circuitscope.analysis.decay.layer_decay import layer_decay
 from circuitscope.analysis.decay.rows import decay_rows
-from circuitscope.analysis.decay.gradient_reach import gradient_reach
 from circuitscope.analysis.decay.transition import transition_product
 from circuitscope.errors import UserError
 

@@ -3,13 +3,13 @@
 import pandas as pd
 import pytest
 import torch
-from planted import planted_conv_mamba, planted_induction, planted_task
 
 import circuitscope as cs
 from circuitscope.analysis.causal.circuit import circuit_of, circuit_rows, find_circuit
 from circuitscope.analysis.scores.head_weights import compositions
 from circuitscope.errors import UserError
 from circuitscope.tasks import NO_LABEL, Batch
+from planted import planted_conv_mamba, planted_induction, planted_task
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ def test_the_planted_shift_of_a_conv_is_found_as_borne_by_the_conv():
     assert (found.recall.place, found.recall.edges) == ("L0 ssm", "recall")
     assert found.binding.effect.share > 0.9
     assert found.recall.effect.share > 0.9
-    assert "by the conv, not by the scan" in found.sentences()[-1]
+    assert "the shift is done by the conv, not by ssm" in found.sentences()[-1]
 
 
 def test_labels_that_mean_nothing_show_no_circuit():
