@@ -62,7 +62,7 @@ def zoom(
         first, last: the stretch, where it is known; both or neither.
         every: steps between checkpoints; about 50 in the stretch unless told.
     """
-    run = run if isinstance(run, Run) else Run(run)
+    run = Run.of(run)
     if not run.steps:
         raise UserError(f"{run.path} has no checkpoints to compare a repetition with")
     if (first is None) != (last is None):

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from circuitscope.mixers.phi import Factor
 
 import circuitscope as cs
 from circuitscope.analysis.checkpoints.runner import data_of
 from circuitscope.analysis.scores.weight_on_edges import score
 from circuitscope.errors import UserError
-from circuitscope.mixers.phi import Factor
 from circuitscope.training.trainer import train
 from circuitscope.viz.panels import factors_to_draw, read_panels, strongest_heads
 from circuitscope.viz.phi import phi_figure

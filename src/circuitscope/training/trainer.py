@@ -114,7 +114,7 @@ class Trainer:
         self.run, self.config, self.device, self.progress = run, config, device, progress
         self.step = 0
         self.caught: list[int] = []
-        self.seed = config.train.seed if config.train.data_seed is None else config.train.data_seed
+        self.seed = config.train.batch_seed
 
     def build(self) -> None:
         """The model as the seed gives it, and its optimizer."""

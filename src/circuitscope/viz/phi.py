@@ -46,7 +46,7 @@ def phi_figure(
         scale: "signed", "share" or "log", as `viz.heatmap.heatmap` says.
         mark: sets of edges to point at, such as "recall" and "binding".
     """
-    run = run if isinstance(run, Run) else Run(run)
+    run = Run.of(run)
     saved = saved_steps(run)
     chosen = choose_steps(saved[-1:] if steps is None else steps, saved)
     if len(chosen) > MOST:
@@ -94,8 +94,7 @@ def example_of(run: Run, example: int) -> Batch:
     if example < 0:
         raise UserError(f"example must be 0 or more, got {shown(example)}")
     config = run.config
-    seed = config.train.seed if config.train.data_seed is None else config.train.data_seed
-    return config.task.batch(example, split="test", size=1, seed=seed)
+    return config.task.batch(example, split="test", size=1, seed=config.train.batch_seed)
 
 
 def default_score(layout: Layout) -> str:

@@ -15,11 +15,8 @@ from circuitscope.analysis.decay.transition import (
     transition_product,
 )
 from circuitscope.errors import UserError
-from circuitscope.kernels.delta_rule import delta_states
-from circuitscope.kernels.s4d import S4DParams, s4d_states
-from circuitscope.kernels.selective_scan import selective_scan_states
-from circuitscope.kernels.ssd import ssd_states
-from circuitscope.kernels.wkv import wkv_states
+from circuitscope.kernels.s4d import S4DParams, s4d_with_state_edit
+from circuitscope.kernels.wkv import wkv_with_state_edit
 from circuitscope.mixers.reading import GatedTransition
 
 pytestmark = pytest.mark.slow
@@ -80,9 +77,10 @@ def test_mamba_by_its_recurrence(name):
         ones = torch.ones(BATCH, *ssm.A.shape, dtype=torch.float64)
 
         def states_from(j):
-            rest = dt[:, j + 1 :]
-            B = torch.zeros(*rest.shape[:2], ssm.A.shape[1], dtype=torch.float64)
-            return [ones, *selective_scan_states(torch.zeros_like(rest), rest, ssm.A, B, initial=ones).unbind(1)]
+            states = [ones]
+            for dt_t in dt[:, j + 1 :].unbind(1):
+                states.append((dt_t[..., None] * ssm.A).exp() * states[-1])
+            return states
 
         expected = diagonal(states_from)
     check(transition_product(model, TOKENS, 1, **WHOLE), *expected)
@@ -93,13 +91,13 @@ def test_mamba2_by_its_recurrence():
     mixer = model.layers[1].mixer
     with torch.no_grad():
         (dt,) = seen(model, "hook_dt")
-        ones = torch.ones(BATCH, mixer.n_heads, 3, 1, dtype=torch.float64)
+        ones = torch.ones(BATCH, mixer.n_heads, 3, dtype=torch.float64)
 
         def states_from(j):
-            rest = dt[:, j + 1 :]
-            x, B = torch.zeros(*rest.shape, 1).double(), torch.zeros(*rest.shape[:2], 1, 3).double()
-            later = ssd_states(x, rest, mixer.A, B, initial=ones) if rest.shape[1] else ones[:, None][:, :0]
-            return [part[..., 0] for part in (ones, *later.unbind(1))]
+            states = [ones]
+            for dt_t in dt[:, j + 1 :].unbind(1):
+                states.append((dt_t * mixer.A).exp()[..., None] * states[-1])
+            return states
 
         expected = diagonal(states_from)
     check(transition_product(model, TOKENS, 1, **WHOLE), *expected)
@@ -114,7 +112,9 @@ def test_s4d_by_its_impulse_response(name):
     impulse = torch.zeros(1, LENGTH, len(ssm.D), dtype=torch.float64)
     impulse[:, 0] = 1
     with torch.no_grad():
-        states = s4d_states(impulse, params)[0]
+        shown = []
+        s4d_with_state_edit(impulse, params, None, lambda h: shown.append(h[0]) or h)
+        states = shown[0]
         kept = (states / states[0]).abs()  # [lag, channel, state]
     norm = kept.amax(-1).T.expand(BATCH, -1, -1)
     rms = kept.square().mean(-1).sqrt().T.expand(BATCH, -1, -1)
@@ -127,8 +127,10 @@ def test_rwkv_by_its_recurrence():
     w = mixer.time_decay.detach().exp()
     k = torch.full((1, LENGTH, len(w)), -1e4, dtype=torch.float64)  # nothing is written after the first position
     k[:, 0] = 0
-    states = wkv_states(w, k, torch.ones_like(k))
-    norm = (states.den.log() + states.max).exp()[0].T.expand(BATCH, -1, -1)
+    shown = []
+    wkv_with_state_edit(w, torch.zeros_like(w), k, torch.ones_like(k), lambda states: shown.append(states) or states)
+    _, den, maximum = shown[0].unbind(-1)
+    norm = (den.log() + maximum).exp()[0].T.expand(BATCH, -1, -1)
     found = transition_product(model, TOKENS, 1)
     check(found, norm, norm)
     torch.testing.assert_close(found.time_constant, 1 / w, rtol=1e-10, atol=0)
@@ -146,9 +148,11 @@ def test_delta_rules_by_their_recurrence(name, options):
         identity = torch.eye(size, dtype=torch.float64).expand(BATCH, mixer.n_heads, size, size)
 
         def products_from(j):
-            rest = [part[:, j + 1 :] for part in (k, beta, *g)]
-            later = delta_states(rest[0], torch.zeros_like(rest[0]), *rest[1:], initial=identity)
-            return [identity, *later.unbind(1)]
+            products = [identity]
+            for t in range(j + 1, k.shape[1]):
+                A = identity - beta[:, t, :, None, None] * k[:, t, :, :, None] * k[:, t, :, None, :]
+                products.append((g[0][:, t, :, None, None].exp() * A if g else A) @ products[-1])
+            return products
 
         norm = by_lag(lambda j: [torch.linalg.matrix_norm(P, 2) for P in products_from(j)])
         rms = by_lag(lambda j: [torch.linalg.matrix_norm(P) / size**0.5 for P in products_from(j)])

@@ -43,14 +43,18 @@ def causal_of(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
 
 
 def causal_rows(model: HookedRootModule, batch: Batch) -> Iterator[Row]:
-    """Ablations (mean, Φ of later layers frozen and free), knockouts between roles, interchange patching.
+    """Ablations by the mean, knockouts between roles, interchange patching.
 
-    `unit` is "accuracy lost" or, for interchange, "effect" in 0..1. Channels are ablated in two groups:
-    the tenth that puts most weight on the bound value, and the rest.
+    Ablations are done with Φ of later layers free and, where all of these have one, frozen. Channels are ablated in two
+    groups: the tenth that puts most weight on the bound value, and the rest. `unit` is "accuracy lost" or, for
+    interchange, "effect" in 0..1.
     """
-    for layer, reading in opened(model).walk(on_device_of(model, batch.tokens)):
+    tokens = on_device_of(model, batch.tokens)
+    without_phi = [layer for layer, reading in opened(model).walk(tokens[:1]) if reading.no_phi]
+    for layer, reading in opened(model).walk(tokens):
+        can_freeze = not any(later > layer for later in without_phi)
         for where, heads in _groups(reading, batch, layer).items():
-            for frozen in (True, False):
+            for frozen in (True, False) if can_freeze else (False,):
                 effect = ablate(model, batch, layer=layer, heads=heads, how="mean", frozen=frozen)
                 yield _row(f"mean ablation, later Φ {'frozen' if frozen else 'free'}", layer, where, effect)
         if reading.no_phi:

@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 
 from circuitscope.analysis.causal.interventions import Effect, knock_out
+from circuitscope.analysis.reading.gradients import without_gradients
 from circuitscope.analysis.reading.opened import matrices
 from circuitscope.analysis.registry import Row, analysis
 from circuitscope.analysis.scores.edges import named_edges
@@ -273,7 +274,7 @@ def _rank(part: Part) -> float:
     return part.effect.lost if part.head is None else part.effect.lost / 0.9
 
 
-@torch.no_grad()
+@without_gradients
 def _parts(model: HookedRootModule, batch: Batch, step: Step, name: str) -> Iterator[Part]:
     """The step at every place, whole layers first, then the heads of those that are used."""
     edges = named_edges(name, batch.layout)

@@ -63,7 +63,7 @@ def analysis_table(
         steps: "all", "0:2000:100", or numbers; by default those the analysis is meant for.
         sequences: held-out sequences that a number is averaged over.
     """
-    run, wanted = run if isinstance(run, Run) else Run(run), ANALYSES[name]
+    run, wanted = Run.of(run), ANALYSES[name]
     if why := wanted.refuses(run):
         raise UserError(f"{run.path}: {why}")
     data = held_out(run, sequences)
@@ -99,7 +99,7 @@ def analyze(
     Returns:
         run, step, layer, head (none: the whole layer), factor, unit, score, weighting, value, stderr, n.
     """
-    run = run if isinstance(run, Run) else Run(run)
+    run = Run.of(run)
     names = check_scores(scores, run.config.task)
     frame = analysis_table(run, "scores", steps=steps, sequences=sequences, watcher=watcher)
     wanted = {row for name in names for row in SCORES[name].means}
@@ -119,8 +119,7 @@ def held_out(run: Run, sequences: int = SEQUENCES) -> HeldOut:
     if sequences < 2:
         raise UserError(f"sequences must be at least 2 for a standard error, got {sequences}")
     config = run.config
-    seed = config.train.seed if config.train.data_seed is None else config.train.data_seed
-    return HeldOut(config.task, longest=config.model.max_length, sequences=sequences, seed=seed)
+    return HeldOut(config.task, longest=config.model.max_length, sequences=sequences, seed=config.train.batch_seed)
 
 
 def over_checkpoints(

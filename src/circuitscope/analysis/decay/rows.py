@@ -97,7 +97,7 @@ def _phi_rows(found: LayerDecay) -> Iterator[Row]:
     for decay, factor in ((found.whole, found.factor), (found.without_D, f"{found.factor}_without_D")):
         if decay is None:
             continue
-        yield _row(found.layer, None, factor, "length", None, found.length, torch.nan, found.n)
+        yield _row(found.layer, None, factor, "length", None, float(found.length), torch.nan, found.n)
         value, error = (part.tolist() for part in decay.mean_profile)
         for lag in range(found.length):
             yield _row(found.layer, None, factor, "profile", lag, value[lag], error[lag], found.n)

@@ -89,11 +89,11 @@ def probe(
         `model_accuracy` on the task and what of it is `lost`; and what as many directions cost that belong
         to the control task (`lost_control`) or are drawn at random (`lost_random`).
     """
-    run = run if isinstance(run, Run) else Run(run)
+    run = Run.of(run)
     definition = _with_hooks(Definition.load(definition), hooks)
     _check_sequences(sequences)
     config = run.config
-    seed = config.train.seed if config.train.data_seed is None else config.train.data_seed
+    seed = config.train.batch_seed
     batch = config.task.batch(0, split="test", size=sequences, seed=seed)
     data = Data(definition, batch)
     matching_hooks(HookedLM(config.model), definition.hooks)  # a wrong name is refused before any work

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from circuitscope.analysis.reading.gradients import without_gradients
 from circuitscope.errors import UserError, unknown
 from circuitscope.lens import HookedRootModule, layer_count, layer_index
 from circuitscope.mixers.reading import SLICE_BYTES, Factor, Product, Reading
@@ -82,7 +83,7 @@ class Walk(ABC):
         slices = list(self.logit_slices())
         return torch.cat(slices) if slices else None
 
-    @torch.no_grad()
+    @without_gradients
     def matrices(self, factors: Sequence[str] | None = None) -> Iterator[Mixing]:
         """Every mixing matrix, or those named, in slices of units."""
         for layer, reading in self:
@@ -155,7 +156,7 @@ class _OwnWalk(Walk):
     model: HookedLM
     _final: Float[Tensor, "label d_model"] | None = None
 
-    @torch.no_grad()
+    @without_gradients
     def __iter__(self) -> Iterator[tuple[int, Reading]]:
         resid, last = self.model.embedded(self.tokens), self.model.config.n_layers - 1
         for layer, block in enumerate(self.model.layers):
@@ -181,7 +182,7 @@ class _OwnWalk(Walk):
     def _units_per_slice(self) -> int:
         return Reading(self.tokens.shape).units_per_slice
 
-    @torch.no_grad()
+    @without_gradients
     def logit_slices(self) -> Iterator[Logits]:
         if self._final is not None:
             labels = max(1, int(SLICE_BYTES // (4 * self.model.config.vocab_size)))
@@ -237,7 +238,7 @@ class _ForeignWalk(Walk):
 
     _logits: Logits | None = None
 
-    @torch.no_grad()
+    @without_gradients
     def __iter__(self) -> Iterator[tuple[int, Reading]]:
         names = [name for name in self.model.hook_dict if name.endswith("hook_pattern")]
         if not names:

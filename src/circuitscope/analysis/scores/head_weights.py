@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from circuitscope.analysis.reading.gradients import without_gradients
 from circuitscope.analysis.reading.hooked import keeping
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.weight_on_edges import PerSequence
@@ -78,7 +79,7 @@ class Composition(NamedTuple):
     spread: float  # of the baseline over draws
 
 
-@torch.no_grad()
+@without_gradients
 def compositions(model: HookedRootModule) -> Iterator[Composition]:
     """‖W_OV W‖ / (‖W_OV‖ ‖W‖) minus the mean of that over Gaussian matrices of the same shapes.
 

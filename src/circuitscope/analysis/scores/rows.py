@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from circuitscope.analysis.checkpoints.in_order import readable_at_once
+from circuitscope.analysis.reading.gradients import without_gradients
 from circuitscope.analysis.reading.opened import Walk, opened
 from circuitscope.analysis.registry import Row, analysis
 from circuitscope.analysis.scores.answers import Answers, answers
@@ -49,7 +50,7 @@ def every_score(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
     return score_rows(model, data, check_scores(None, data.task))
 
 
-@torch.no_grad()
+@without_gradients
 def score_rows(model: HookedRootModule, data: HeldOut, names: Sequence[str]) -> Iterator[Row]:
     """Rows (without run and step) of every score, layer, factor and unit.
 

@@ -85,7 +85,7 @@ def report(
         chosen = [newest_run()]
     else:
         several = [runs] if isinstance(runs, Run | str | Path) else list(runs)
-        chosen = [r if isinstance(r, Run) else Run(r) for r in several]
+        chosen = [Run.of(r) for r in several]
     if not chosen:
         raise UserError("a report needs at least one run")
     asked = [choose_steps(steps, over_training.saved_steps(run)) for run in chosen]
