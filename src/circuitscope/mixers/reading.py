@@ -175,7 +175,10 @@ class State:
         return heads[:, 0].mT if self.channels_first else heads
 
     def read(self, state: Float[Tensor, "site *axes"], by: Tensor) -> Float[Tensor, "site head outer"]:
-        """What is read from states by vectors [site, state] or [site, group, state]: C · h, or q · S."""
+        """What is read from states by vectors [site, state] or [site, group, state]: C · h, or q · S.
+
+        Plus the skip term that is z of these sites; a delta rule also divides it by √d_key.
+        """
         heads = self.as_heads(state)
         by = by[:, None] if by.ndim == 2 else by
         return torch.einsum("shnd,shn->shd", heads, by.repeat_interleave(heads.shape[1] // by.shape[1], dim=1))

@@ -39,11 +39,13 @@ def phi(
     reading, product = _matrix(model, tokens, layer, factors)
     if reduce is None:
         size = product.size * _bytes(model, tokens)
-        check_fits(size, tokens.device, f"Φ of {reading.batch} sequences and {product.size} units at {reading.length}")
+        what = f"Φ of {reading.batch} sequences and {product.size} {product.unit}s at length {reading.length}"
+        check_fits(size, tokens.device, what)
         ((_, whole),) = reading.slices(product, units=product.size)
         return whole.contiguous()
+    slices = _slices(model, tokens, reading, product)  # first, because it refuses what does not fit
     total = torch.zeros(reading.batch, reading.length, reading.length, device=tokens.device)
-    for _, part in _slices(model, tokens, reading, product):
+    for _, part in slices:
         total = total + (part.abs() if reduce == "mean_abs" else part).sum(dim=1)
     return total / product.size
 

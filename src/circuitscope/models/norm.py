@@ -12,7 +12,7 @@ class HookedLayerNorm(nn.LayerNorm):
 
     def __init__(self, d_model: int, eps: float):
         super().__init__(d_model, eps=eps)
-        self.hook_scale, self.hook_normalized = hook("batch pos one"), hook("batch pos d_model")
+        self.hook_scale, self.hook_normalized = hook("batch pos scale"), hook("batch pos d_model")
 
     def forward(self, input: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead d_model"]:
         if wanted(self.hook_scale):

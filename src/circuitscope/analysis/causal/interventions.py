@@ -4,7 +4,7 @@ Works the same on attention and on every Φ, on a HookedLM and on any model with
 names. "Head" is an attention head, an SSD head or a channel. The batch is run in slices that bound the
 memory a per-channel Φ takes; the result is that of one run. The model is left as it was.
 
-Not here: moving activations between two prompts (`analysis.patching`).
+Not here: moving activations between two prompts (`causal.patching`).
 """
 
 from collections.abc import Callable, Sequence

@@ -3,15 +3,15 @@
 import pandas as pd
 import pytest
 import torch
-from foreign import Foreign
-from planted import planted_conv_mamba, planted_induction, planted_task
 from transformer_lens import patching as lens
 from transformer_lens.tools.analysis.attribution_patching import cache_activation_and_gradient
 
 import circuitscope as cs
-from circuitscope.analysis import sites
 from circuitscope.analysis.causal.patching import attribution_patching, exchange_values, interchange
+from circuitscope.analysis.reading import hooked
 from circuitscope.tasks import Role
+from foreign import Foreign
+from planted import planted_conv_mamba, planted_induction, planted_task
 
 pytestmark = pytest.mark.slow
 
@@ -282,7 +282,7 @@ def test_slices_change_nothing(name, patch, monkeypatch):
     model = build(name)
     hooks = ["resid_pre", "phi", "blocks.1.mixer.hook_z"]
     whole = patch(model, SMALL, hooks=hooks)
-    monkeypatch.setattr(sites, "SLICE_BYTES", 1)
+    monkeypatch.setattr(hooked, "SLICE_BYTES", 1)
     pd.testing.assert_frame_equal(patch(model, SMALL, hooks=hooks), whole, rtol=1e-8)
 
 

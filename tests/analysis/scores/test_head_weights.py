@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from planted import planted_induction
 
 import circuitscope as cs
 from circuitscope.analysis.scores.head_weights import compositions, copying_score, copying_scores
 from circuitscope.errors import UserError
+from planted import planted_induction
 
 TOKENS = torch.stack([torch.randperm(64, generator=torch.Generator().manual_seed(i))[:10] for i in range(8)])
 

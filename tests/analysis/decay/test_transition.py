@@ -7,11 +7,9 @@ import torch
 
 import circuitscope as cs
 from circuitscope.analysis.decay.transition import (
-    Gate,
     delta_products,
     gated_norm,
     gated_rms,
-    mixer_activations,
     no_transition,
     spaced,
     transition_product,
@@ -19,6 +17,7 @@ from circuitscope.analysis.decay.transition import (
 from circuitscope.errors import UserError
 from circuitscope.kernels.s4d import S4DParams, s4d_with_state_edit
 from circuitscope.kernels.wkv import wkv_with_state_edit
+from circuitscope.mixers.reading import GatedTransition
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +34,13 @@ def build(name: str, **options) -> cs.HookedLM:
         for p in model.parameters():
             p.add_(0.3 * torch.randn(p.shape, generator=noise))
     return model.double()
+
+
+def seen(model: cs.HookedLM, *names: str) -> list[torch.Tensor]:
+    """What hooks of the mixer in layer 1 carry."""
+    full = [f"blocks.1.mixer.{name}" for name in names]
+    _, cache = model.run_with_cache(TOKENS, names_filter=full)
+    return [cache[name] for name in full]
 
 
 def by_lag(norm_of_product) -> torch.Tensor:
@@ -67,7 +73,7 @@ def test_mamba_by_its_recurrence(name):
     model = build(name)
     ssm = model.layers[1].mixer.ssm
     with torch.no_grad():
-        dt = mixer_activations(model, TOKENS, 1, ["hook_dt"])["hook_dt"]
+        (dt,) = seen(model, "hook_dt")
         ones = torch.ones(BATCH, *ssm.A.shape, dtype=torch.float64)
 
         def states_from(j):
@@ -84,7 +90,7 @@ def test_mamba2_by_its_recurrence():
     model = build("mamba2", headdim=4, d_state=3)
     mixer = model.layers[1].mixer
     with torch.no_grad():
-        dt = mixer_activations(model, TOKENS, 1, ["hook_dt"])["hook_dt"]
+        (dt,) = seen(model, "hook_dt")
         ones = torch.ones(BATCH, mixer.n_heads, 3, dtype=torch.float64)
 
         def states_from(j):
@@ -137,7 +143,7 @@ def test_delta_rules_by_their_recurrence(name, options):
     mixer = model.layers[1].mixer
     with torch.no_grad():
         names = ["hook_k", "hook_beta", "hook_decay"][: 3 if name == "gated_deltanet" else 2]
-        k, beta, *g = mixer_activations(model, TOKENS, 1, names).values()
+        k, beta, *g = seen(model, *names)
         size = k.shape[-1]
         identity = torch.eye(size, dtype=torch.float64).expand(BATCH, mixer.n_heads, size, size)
 
@@ -215,7 +221,7 @@ def test_mamba_forgets_everything_when_its_steps_are_large():
 
 
 def test_long_lags_do_not_underflow_as_float32_would():
-    gate = Gate(torch.ones(1, 64, 1), torch.tensor([[-5.0, -7.0]]))
+    gate = GatedTransition(torch.ones(1, 64, 1), torch.tensor([[-5.0, -7.0]]))
     slowest = math.exp(-5.0 * 63)
     for found, expected in ((gated_norm(gate, 2), slowest), (gated_rms(gate, 2, spaced(64, 8)), slowest / 2**0.5)):
         assert found.value[0, 63].item() == pytest.approx(expected, rel=1e-5)
@@ -223,9 +229,9 @@ def test_long_lags_do_not_underflow_as_float32_would():
 
 
 def test_slices_of_heads_change_nothing(monkeypatch):
-    gate = Gate(torch.rand(2, 6, 7, generator=torch.Generator().manual_seed(6)), -torch.rand(7, 3))
+    gate = GatedTransition(torch.rand(2, 6, 7, generator=torch.Generator().manual_seed(6)), -torch.rand(7, 3))
     whole = gated_norm(gate, 2)
-    monkeypatch.setattr("circuitscope.analysis.transition._CHUNK_BYTES", 1)
+    monkeypatch.setattr("circuitscope.analysis.decay.transition._CHUNK_BYTES", 1)
     for a, b in zip(gated_norm(gate, 2)[1:5], whole[1:5], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
 
@@ -246,7 +252,7 @@ def test_start_positions_are_evenly_spaced_from_the_first():
 @pytest.mark.parametrize("name", ["attention", "based", "hyena", "lstm"])
 def test_mixers_without_a_transition_say_why(name):
     model = build(name, n_layers=1)
-    assert no_transition(model, 0)
+    assert no_transition(model, 0, TOKENS)
     with pytest.raises(UserError, match="has no transition product"):
         transition_product(model, TOKENS, 0)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis.scores.edges import EDGES, between_roles, named_edges
+from circuitscope.analysis.scores.edges import between_roles, named_edges
 from circuitscope.analysis.scores.weight_on_edges import (
     binding_score,
     default_weighting,
@@ -54,12 +54,12 @@ def test_a_perfect_head_on_repeats_scores_one_however_it_spreads_over_earlier_re
 
 def test_edges_point_at_the_tokens_they_are_named_for():
     tokens, layout = MQAR.tokens, MQAR.layout
-    binding = EDGES["binding"](layout)
+    binding = named_edges("binding", layout)
     assert torch.equal(binding.src, binding.dest - 1)
     assert binding.dests.tolist() == [4] * 6
-    recall = EDGES["recall"](layout)
+    recall = named_edges("recall", layout)
     assert torch.equal(tokens[recall.sequence, recall.src], MQAR.labels[recall.sequence, recall.dest])
-    induction, duplicate = EDGES["induction"](REPEATS.layout), EDGES["duplicate"](REPEATS.layout)
+    induction, duplicate = named_edges("induction", REPEATS.layout), named_edges("duplicate", REPEATS.layout)
     seen = REPEATS.tokens
     assert torch.equal(seen[duplicate.sequence, duplicate.src], seen[duplicate.sequence, duplicate.dest])
     assert torch.equal(seen[induction.sequence, induction.src - 1], seen[induction.sequence, induction.dest])
@@ -132,11 +132,6 @@ def test_edges_by_role():
         named_edges("qeury<-value", MQAR.layout)
     with pytest.raises(UserError, match="no key of this layout has an earlier query"):
         named_edges("key<-query", MQAR.layout)
-
-
-def test_a_part_of_the_sequences_has_the_same_edges():
-    whole = named_edges("recall", MQAR.layout)
-    assert torch.equal(whole.part(slice(2, 5)).mask(), whole.mask()[2:5])
 
 
 def test_the_mean_comes_with_its_standard_error():

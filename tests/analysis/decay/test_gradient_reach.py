@@ -7,8 +7,9 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 import circuitscope as cs
-from circuitscope.analysis.decay.gradient_reach import gradient_reach, layer_index
+from circuitscope.analysis.decay.gradient_reach import gradient_reach
 from circuitscope.errors import UserError
+from circuitscope.lens import layer_index
 
 pytestmark = pytest.mark.slow
 

@@ -113,7 +113,7 @@ def _undo_norm(norm: torch.nn.LayerNorm, ones: int, width: int) -> None:
 class _Heads:
     """Sets the weights of an attention layer head by head, on parts of the stream."""
 
-    def __init__(self, mixer: cs.mixers.Attention):
+    def __init__(self, mixer: cs.mixers.attention.Attention):
         self.d_head, self.n_heads, self.mixer = mixer.d_head, mixer.n_heads, mixer
 
     def query(self, head: int, part: slice, map: Tensor, scale: float) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from circuitscope.analysis import phase_simulation as simulation
+from circuitscope.analysis.phases import simulation
 from circuitscope.analysis.phases.detection import critical, transitions
 from circuitscope.analysis.phases.evidence import Grid
 
-DOCS = Path(__file__).parents[2] / "docs" / "phases.md"
+DOCS = Path(__file__).parents[3] / "docs" / "phases.md"
 false_alarms = lru_cache(simulation.false_alarms)
 found = lru_cache(simulation.found)
 whole = lru_cache(simulation.whole)

@@ -3,13 +3,14 @@
 import pandas as pd
 import pytest
 import torch
-from planted import planted_conv_mamba, planted_induction, planted_task
 
 import circuitscope as cs
-from circuitscope.analysis.causal.circuit import circuit_of, circuit_rows, find_circuit
+from circuitscope.analysis.causal.circuit import Circuit, Part, circuit_of, circuit_rows, find_circuit
+from circuitscope.analysis.causal.interventions import Effect
 from circuitscope.analysis.scores.head_weights import compositions
 from circuitscope.errors import UserError
 from circuitscope.tasks import NO_LABEL, Batch
+from planted import planted_conv_mamba, planted_induction, planted_task
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,7 @@ def test_the_planted_shift_of_a_conv_is_found_as_borne_by_the_conv():
     assert (found.recall.place, found.recall.edges) == ("L0 ssm", "recall")
     assert found.binding.effect.share > 0.9
     assert found.recall.effect.share > 0.9
-    assert "by the conv, not by the scan" in found.sentences()[-1]
+    assert "the shift is done by the conv, not by ssm" in found.sentences()[-1]
 
 
 def test_labels_that_mean_nothing_show_no_circuit():
@@ -94,3 +95,32 @@ def test_a_task_without_pairs_is_refused():
     batch = cs.task("induction", block=5, repeats=2, vocab_size=64).batch(0, size=2)
     with pytest.raises(UserError, match="needs a task with keys, values and queries"):
         find_circuit(planted_induction(), batch)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "places"),
+    [
+        ("deltanet", {}, {("L0H0", True), ("L0 conv", False)}),
+        ("deltanet", {"n_heads": 2}, {("L0 delta", True), ("L0 conv", False)}),
+        ("based", {}, {("L0H0", True)}),
+        ("mamba2", {"headdim": 16, "d_state": 8}, {("L0 ssd", True), ("L0 conv", False)}),
+        ("rwkv", {}, {("L0 phi", True), ("L0 shift", False)}),
+    ],
+)
+def test_what_can_be_cut_is_tried_and_a_lone_head_is_called_so(name, options, places):
+    model = cs.model(name, n_layers=1, d_model=16, vocab_size=64, max_length=32, **options).eval()
+    assert {(part.place, part.core) for part in find_circuit(model, BATCH).tried} == places
+
+
+@pytest.mark.parametrize(("shift", "core"), [("conv", "ssm"), ("conv", "pattern"), ("shift", "phi")])
+def test_the_last_sentence_names_the_matrices_that_the_layer_has(shift, core):
+    def part(step, factor, is_core, lost):
+        effect = Effect(1.0, 1 - lost, lost, 0.0, 8)
+        return Part(step, step, 0, None, factor, is_core, 0.9, 0.0, (0, 0.9), effect)
+
+    binding, other = part("binding", shift, False, 0.9), part("binding", core, True, 0.1)
+    recall = part("recall", core, True, 0.9)
+    *_, last = Circuit([binding, other, recall], binding, recall, None, 0.25).sentences()
+    assert last.startswith(
+        f"the shift is done by the {shift}, not by {core}: the edges of {core} to the key cost at most"
+    )

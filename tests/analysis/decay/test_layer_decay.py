@@ -7,7 +7,8 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 import circuitscope as cs
-from circuitscope.analysis import decay as decay_module
+from circuitscope.analysis import pattern_reading
+from circuitscope.analysis.decay import layer_decay as decay_module
 from circuitscope.analysis.decay.lag_profile import (
     fit_decay,
     half_mass,
@@ -16,9 +17,10 @@ from circuitscope.analysis.decay.lag_profile import (
     profile,
     profile_by_sequence,
 )
-from circuitscope.analysis.decay.layer_decay import layer_decay, without_D
+from circuitscope.analysis.decay.layer_decay import layer_decay, reading_decay
 from circuitscope.errors import UserError
-from circuitscope.models import phi as phi_module
+from circuitscope.mixers import mamba
+from circuitscope.mixers.reading import Product
 
 LENGTH, BATCH = 12, 5
 TOKENS = torch.randint(0, 20, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
@@ -102,17 +104,21 @@ def test_the_model_itself_keeps_its_d(name):
     model = build(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     logits = model(TOKENS)
-    bare = without_D(model, 1)
-    assert not torch.allclose(bare(TOKENS), logits)
+    assert layer_decay(model, TOKENS, 1).without_D is not None
     assert torch.equal(model(TOKENS), logits)
-    changed = {key for key, value in bare.state_dict().items() if not torch.equal(value, before[key])}
-    assert len(changed) == 1
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", WITHOUT_D)
-def test_a_mixer_without_d_has_no_model_without_it(name):
-    assert without_D(build(name), 0) is None
+@torch.no_grad()
+@pytest.mark.parametrize("name", WITH_D)
+def test_without_d_means_the_same_weights_with_d_zero(name):
+    model, bare = build(name), build(name)
+    mixer = bare.layers[1].mixer
+    (mixer.ssm.D if hasattr(mixer, "ssm") else mixer.D if hasattr(mixer, "D") else mixer.skip).zero_()
+    for factors in ("phi", "composed"):
+        expected = profile(cs.phi(bare, TOKENS, 1, factors=factors))
+        found = layer_decay(model, TOKENS, 1, factors).without_D.profile
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("factors", ["phi", "composed"])
@@ -134,13 +140,13 @@ def test_slices_of_heads_change_nothing(name, factors):
 
 @pytest.mark.parametrize(("name", "factors"), [("mamba", "composed"), ("mamba2", "composed"), ("h3", "phi")])
 def test_no_more_channels_are_built_at_once_than_asked_for(name, factors, monkeypatch):
-    built, product = [], phi_module.product
+    built, build_product = [], Product.build
 
-    def counted(factors, channels):
-        built.append(channels.stop - channels.start)
-        return product(factors, channels)
+    def counted(product, units, skip=True):
+        built.append(units.stop - units.start)
+        return build_product(product, units, skip)
 
-    monkeypatch.setattr(phi_module, "product", counted)
+    monkeypatch.setattr(Product, "build", counted)
     found = layer_decay(build(name), TOKENS, 0, factors, chunk=3)
     assert max(built) == 3
     assert sum(built) == 2 * len(found.whole.profile)  # with D and without
@@ -148,7 +154,7 @@ def test_no_more_channels_are_built_at_once_than_asked_for(name, factors, monkey
 
 @pytest.mark.parametrize("name", ["mamba", "s6"])
 def test_the_scan_never_builds_phi_and_is_asked_for_few_channels(name, monkeypatch):
-    asked, kernel = [], decay_module.selective_scan_phi_profile
+    asked, kernel = [], mamba.selective_scan_phi_profile
 
     def counted(dt, *rest):
         asked.append(dt.shape[-1])
@@ -157,8 +163,8 @@ def test_the_scan_never_builds_phi_and_is_asked_for_few_channels(name, monkeypat
     def refuse(*_):
         raise AssertionError("Φ was built")
 
-    monkeypatch.setattr(decay_module, "selective_scan_phi_profile", counted)
-    monkeypatch.setattr("circuitscope.mixers.mamba.selective_scan_phi", refuse)
+    monkeypatch.setattr(mamba, "selective_scan_phi_profile", counted)
+    monkeypatch.setattr(mamba, "selective_scan_phi", refuse)
     found = layer_decay(build(name), TOKENS, 0, chunk=3)
     assert max(asked) == 3
     assert sum(asked) == len(found.whole.profile)
@@ -273,6 +279,16 @@ def test_another_model_is_read_at_its_pattern():
     assert (kappa.diff() > 0).all()
     with pytest.raises(UserError, match="unknown factor 'conv'"):
         layer_decay(model, TOKENS, 0, "conv")
+
+
+def test_a_bare_tensor_of_patterns_has_the_decay_of_its_model():
+    model = build("attention")
+    with torch.no_grad():
+        pattern = cs.phi(model, TOKENS, 1)
+    found, expected = reading_decay(pattern_reading(pattern), 1), layer_decay(model, TOKENS, 1)
+    assert (found.layer, found.factor, found.length, found.n, found.without_D) == (1, "phi", LENGTH, BATCH, None)
+    torch.testing.assert_close(found.whole.profile, expected.whole.profile, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(found.whole.numbers, expected.whole.numbers, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
 def test_bad_requests_are_refused_in_one_line():

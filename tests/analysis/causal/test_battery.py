@@ -2,10 +2,10 @@
 
 import pandas as pd
 import pytest
-from planted import planted_conv_mamba, planted_induction, planted_task
 
-from circuitscope.analysis.causal.battery import COLUMNS, cause_rows
+from circuitscope.analysis.causal.battery import COLUMNS, causal_rows
 from circuitscope.analysis.summary import cause_lines
+from planted import planted_conv_mamba, planted_induction, planted_task
 
 pytestmark = pytest.mark.slow
 
@@ -13,7 +13,7 @@ BATCH = planted_task().batch(0, split="test", size=64)
 
 
 def table(model):
-    return pd.DataFrame(cause_rows(model, BATCH)).assign(run="x", step=0)[list(COLUMNS)].astype(COLUMNS)
+    return pd.DataFrame(causal_rows(model, BATCH)).assign(run="x", step=0)[list(COLUMNS)].astype(COLUMNS)
 
 
 @pytest.fixture(scope="module")

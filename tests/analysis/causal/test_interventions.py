@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from foreign import Foreign
-from planted import planted_conv_mamba, planted_induction, planted_task
 from transformer_lens import HookedRootModule
 from transformer_lens.model_bridge import TransformerBridge
 
 import circuitscope as cs
-from circuitscope.analysis import Edges, binding_score, named_edges, recall_score, sites
+from circuitscope.analysis import Edges, binding_score, named_edges, recall_score
 from circuitscope.analysis.causal.interventions import Effect, _derangement, ablate, accuracy, cut, knock_out
+from circuitscope.analysis.reading import hooked
 from circuitscope.tasks import NO_LABEL, Batch
+from foreign import Foreign
+from planted import planted_conv_mamba, planted_induction, planted_task
 
 pytestmark = pytest.mark.slow
 
@@ -207,7 +208,7 @@ def test_cutting_every_edge_of_the_conv_leaves_its_bias(name):
     model = build(name)
     seen = []
     handle = model.layers[1].mixer.hook_conv.register_forward_hook(lambda m, a, out: seen.append(out))
-    knock_out(model, SMALL, every_edge(SMALL), layer=1, factor="conv")
+    knock_out(model, SMALL, every_edge(SMALL), layer=1, factor="shift" if name == "rwkv" else "conv")
     handle.remove()
     assert torch.equal(seen[-1], seen[-1][:1, :1].expand_as(seen[-1]))  # the same everywhere
     assert not torch.equal(seen[-2], seen[-2][:1, :1].expand_as(seen[-2]))
@@ -345,7 +346,7 @@ def test_slices_change_nothing_and_bound_what_is_built_at_once(name, monkeypatch
     whole = [call() for call in calls]
     rows = []
     handle = model.layers[0].mixer.hook_z.register_forward_hook(lambda m, a, out: rows.append(len(out)))
-    monkeypatch.setattr(sites, "SLICE_BYTES", 5 * 4 * model.layers[0].mixer.n_heads * 20**2)
+    monkeypatch.setattr(hooked, "SLICE_BYTES", 5 * 4 * model.layers[0].mixer.n_heads * 20**2)
     sliced = [call() for call in calls]
     handle.remove()
     for a, b in zip(whole, sliced, strict=True):
@@ -473,8 +474,11 @@ PLAIN = cs.task("induction", block=4, repeats=4, vocab_size=32).batch(0, size=4)
         ("lstm", lambda m: knock_out(m, SMALL, "recall", layer=1), "layer 1 is lstm: .* no mixing matrix"),
         ("lstm", lambda m: knock_out(m, SMALL, "recall", layer=1, factor="conv"), "layer 1 is lstm"),
         ("lstm", lambda m: ablate(m, SMALL, layer=0), "layer 1 is lstm.*use frozen=False"),
-        ("attention", lambda m: knock_out(m, SMALL, "recall", layer=0, factor="conv"), "attention and has no short"),
-        ("s4", lambda m: knock_out(m, SMALL, "recall", layer=0, factor="conv"), "s4 and has no short conv"),
+        ("attention", lambda m: knock_out(m, SMALL, "recall", layer=0, factor="conv"), "unknown factor 'conv'"),
+        ("s4", lambda m: knock_out(m, SMALL, "recall", layer=0, factor="conv"), "'conv'.* valid: composed, phi, ssm"),
+        ("mamba", lambda m: knock_out(m, SMALL, "recall", layer=0, factor="silu"),
+         "layer 0 is mamba, where silu cannot be edited by itself; expected phi or ssm, conv"),
+        ("rwkv", lambda m: knock_out(m, SMALL, "recall", layer=0, factor="wkv"), "wkv cannot be edited by itself"),
         ("mamba", lambda m: knock_out(m, SMALL, "recall", layer=0, factor="cnov"), "did you mean 'conv'"),
         ("attention", lambda m: knock_out(m, SMALL, "recal", layer=0), "did you mean 'recall'"),
         ("attention", lambda m: knock_out(m, PLAIN, "recall", layer=0), "keys, values and queries"),
