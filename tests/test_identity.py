@@ -33,7 +33,7 @@ def test_a_digest_stays_what_it_is(run):
 def test_the_ten_configs_hold_every_mixer_and_task_so_that_an_unmarked_new_field_is_seen():
     configs = [RunConfig.parse(run["config"]) for run in TEN]
     mixers = {m: cs.mixers.config_class(m) for m in cs.mixers.names()}
-    tasks = {t: cs.tasks.task_class(t) for t in cs.tasks.names()}
+    tasks = {t: cs.tasks.TASKS[t] for t in cs.tasks.names()}
     ours = {name for name, kind in (mixers | tasks).items() if kind.__module__.startswith("circuitscope.")}
     assert {m.name for c in configs for m in c.model.mixers} | {c.task.name for c in configs} == ours
 
