@@ -1,15 +1,22 @@
-"""What a probe reads is what the hooks carry there; what is projected out of the model is gone."""
+"""What a probe reads is what the hooks carry there; a state is read as its layer says."""
+
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import circuitscope as cs
-from circuitscope.analysis.causal.interventions import accuracy
-from circuitscope.analysis.probes import Definition, collect, examples_of, remove
-from circuitscope.analysis.probes.activations import embedding_of, matching_hooks, read
-from circuitscope.analysis.probes.removal import _projecting, accuracy_without, mean_at, random_directions
+from circuitscope.analysis.probes import Definition, collect, examples_of
+from circuitscope.analysis.probes.activations import matching_hooks
+from circuitscope.analysis.probes.over_run import probe_model
+from circuitscope.analysis.probes.states import check_has_state, state_at
 from circuitscope.errors import UserError
+from circuitscope.hooks import hook
+from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.mixers.reading import Reading, State
+from circuitscope.mixers.registry import MIXERS, mixer
 
 
 def build(name, **options):
@@ -38,10 +45,10 @@ def test_activations_are_those_of_the_hooks_at_the_positions(batch, name):
     hooks = ["hook_embed", "blocks.0.hook_resid_mid", "blocks.1.hook_resid_post", "blocks.1.mixer.hook_z"]
     hooks += ["blocks.0.mixer.hook_state"] if name != "attention" else []
     found = collect(model, batch.tokens, hooks, examples)
-    assert set(found) == {(hook, role) for hook in hooks for role in ("key", "query")}
-    for (hook, role), X in found.items():
+    assert set(found) == {(name, role) for name in hooks for role in ("key", "query")}
+    for (at, role), X in found.items():
         e = examples[role]
-        expected = cached(model, batch, hook)[e.sequence, e.pos].reshape(len(e), -1)
+        expected = cached(model, batch, at)[e.sequence, e.pos].reshape(len(e), -1)
         assert X.dtype == np.float32
         np.testing.assert_allclose(X, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
@@ -50,7 +57,7 @@ def test_slices_of_sequences_change_nothing(batch, monkeypatch):
     model, examples = build("mamba"), examples_of(defined(), batch)
     hooks = ["blocks.0.mixer.hook_state", "blocks.1.hook_resid_post"]
     whole = collect(model, batch.tokens, hooks, examples)
-    monkeypatch.setattr("circuitscope.analysis.sites.SLICE_BYTES", 1.0)  # one sequence at a time
+    monkeypatch.setattr("circuitscope.analysis.reading.hooked.SLICE_BYTES", 1.0)  # one sequence at a time
     for key, X in collect(model, batch.tokens, hooks, examples).items():
         np.testing.assert_allclose(X, whole[key], rtol=1e-4, atol=1e-6)
 
@@ -90,12 +97,35 @@ def test_a_state_before_the_query_is_read_by_the_vector_of_the_query(batch):
     np.testing.assert_allclose(X, expected, rtol=1e-3, atol=1e-6)
 
 
-def test_only_a_state_that_is_read_by_the_token_has_a_read_out(batch):
-    examples = examples_of(defined(), batch)
-    with pytest.raises(UserError, match="read_out is for hook_state"):
-        collect(build("mamba"), batch.tokens, ["blocks.0.hook_resid_post"], examples, read_out=True)
-    with pytest.raises(UserError, match=r"mamba, s6, mamba2, deltanet, gated_deltanet; got s4"):
-        collect(build("s4"), batch.tokens, ["blocks.0.mixer.hook_state"], examples, read_out=True)
+@pytest.mark.parametrize("name", ["s4", "h3", "rwkv"])
+def test_a_state_that_no_vector_of_the_token_reads_has_no_read_out(batch, name):
+    with pytest.raises(UserError, match=rf"layer 0 is {name}, where no such vector reads it"):
+        collect(build(name), batch.tokens, ["blocks.0.mixer.hook_state"], examples_of(defined(), batch), read_out=True)
+
+
+@pytest.mark.parametrize("name", ["attention", "lstm", "hyena"])
+def test_a_layer_without_a_state_has_no_read_out(batch, name):
+    model = build(name)
+    with pytest.raises(UserError, match=rf"layer 1 is {name}, which has none that can be read"):
+        collect(model, batch.tokens, ["blocks.1.hook_resid_post"], examples_of(defined(), batch), read_out=True)
+    with pytest.raises(UserError, match=f"no layer of this model has one: they are {name}$"):
+        check_has_state(model, batch.tokens)
+
+
+def test_a_hook_that_carries_no_state_has_no_read_out(batch):
+    model, examples = build("mamba"), examples_of(defined(), batch)
+    with pytest.raises(UserError, match=r"is mamba, whose state is at blocks\.0\.mixer\.hook_state; got"):
+        collect(model, batch.tokens, ["blocks.0.hook_resid_post"], examples, read_out=True)
+    with pytest.raises(UserError, match="hook_embed belongs to none"):
+        collect(model, batch.tokens, ["hook_embed"], examples, read_out=True)
+
+
+def test_a_hybrid_has_states_where_its_layers_have_them(batch):
+    model = build("mamba_one_hybrid")
+    check_has_state(model, batch.tokens)
+    assert state_at(model, batch.tokens, "blocks.0.mixer.hook_z") is None
+    assert state_at(model, batch.tokens, "blocks.1.mixer.hook_z") is None
+    assert state_at(model, batch.tokens, "blocks.1.mixer.hook_state").by == "hook_C"
 
 
 def test_more_than_the_memory_is_refused_before_anything_is_kept(batch):
@@ -134,124 +164,65 @@ def test_collecting_leaves_the_model_as_it_was(batch):
     collect(model, batch.tokens, ["hook_embed"], examples_of(defined(), batch))
     assert model.training
     assert not any(point._forward_hooks for point in model.hook_dict.values())
-    np.testing.assert_array_equal(embedding_of(model), model.embed.weight.detach().numpy())
 
 
-# -- removal ------------------------------------------------------------------------------------------
+# -- a mixer of somebody else -------------------------------------------------------------------------
 
 
-def queries(batch):
-    where = torch.zeros(batch.tokens.shape, dtype=torch.bool)
-    where[torch.arange(len(batch))[:, None], batch.layout.query_pos] = True
-    return where
+class MemoryConfig(MixerConfig):
+    name: Literal["memory"] = "memory"
 
 
-def kept_after(model, batch, hook, where, monkeypatch, **options):
-    """What a later reader sees at the hook, and what was there."""
-    import circuitscope.analysis.probes.removal as module
+class Memory(nn.Module):
+    """M_t = M_{t−1} + k_t v_tᵀ in two heads, read by one r_t for both; the hooks have names of their own."""
 
-    seen = {}
-    plain = cached(model, batch, hook)
+    n_heads, d_head, state_size = 2, 4, 2 * 3 * 4
 
-    def watching(model, part, hooks):
-        ((_, edit),) = hooks
-        rows = len(seen.setdefault("rows", []))
-        edited = edit(torch.tensor(plain[rows : rows + len(part)]), None)
-        seen["rows"] += list(edited.numpy())
-        return torch.zeros(len(part))
+    def __init__(self, config, d_model, positions):
+        super().__init__()
+        self.into, self.out = nn.Linear(d_model, 3 + 2 * 3 + 2 * 4), nn.Linear(2 * 4, d_model)
+        self.hook_memory, self.hook_r = hook("batch pos head state d_head"), hook("batch pos state")
+        self.hook_mixing = hook("batch head dest src")
 
-    monkeypatch.setattr(module, "accuracy", watching)
-    accuracy_without(model, batch, hook, where, **options)
-    return plain, np.stack(seen["rows"])
+    def forward(self, x):
+        r, k, v = self.into(x).split([3, 2 * 3, 2 * 4], dim=-1)
+        k, v = k.unflatten(-1, (2, 3)), v.unflatten(-1, (2, 4))
+        memory = self.hook_memory(torch.einsum("blhn,blhd->blhnd", k, v).cumsum(dim=1))
+        return self.out(torch.einsum("blhnd,bln->blhd", memory, self.hook_r(r)).flatten(2))
 
+    def reading(self, x):
+        return Reading(x.shape, no_phi="not shown", state=State(by="hook_r", hook="hook_memory"))
 
-@pytest.mark.parametrize("hook", ["blocks.0.hook_resid_post", "blocks.0.mixer.hook_z"])
-def test_the_directions_are_at_their_mean_and_the_rest_is_untouched(batch, hook, monkeypatch):
-    model, where = build("mamba2"), queries(batch)
-    width = cached(model, batch, hook)[0, 0].size
-    U = random_directions(3, width, seed=1)
-    mean = mean_at(model, batch, hook, where)
-    before, after = kept_after(model, batch, hook, where, monkeypatch, directions=U, mean=mean)
-    before, after = (x.reshape(*where.shape, width) for x in (before, after))
-    np.testing.assert_array_equal(after[~where], before[~where])
-    at = after[where] - mean.numpy().ravel()
-    np.testing.assert_allclose(at @ U.T, 0, atol=1e-4 * np.abs(before).max())
-    rest = np.eye(width) - U.T @ U
-    np.testing.assert_allclose(
-        at @ rest, (before[where] - mean.numpy().ravel()) @ rest, atol=1e-4 * np.abs(before).max()
-    )
+    def mixing_flops(self, length):
+        return 0
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("mamba", {}), ("mamba2", {}), ("mamba2", {"headdim": 8, "n_groups": 2}), ("deltanet", {"n_heads": 2})],
-)
-def test_of_a_state_the_first_position_alone_is_edited_and_no_vector_reads_it_there(batch, name, options, monkeypatch):
-    model, where, hook = build(name, **options), queries(batch), "blocks.0.mixer.hook_state"
-    e = examples_of(defined(), batch)["query"]
-    width = collect(model, batch.tokens, [hook], {"query": e}, read_out=True)[hook, "query"].shape[1]
-    U = random_directions(2, width, seed=2)
-    plain, edited = kept_after(model, batch, hook, where, monkeypatch, directions=U, mean=0.0, read_out=True)
-    first = where & (where.cumsum(dim=1) == 1)
-    np.testing.assert_array_equal(edited[~first], plain[~first])
-    by = cached(model, batch, "blocks.0.mixer." + ("hook_q" if name == "deltanet" else "hook_C"))[where][:12]
-    any_vector = torch.tensor(np.random.default_rng(3).normal(size=by.shape), dtype=torch.float32)
-    for state, gone in ((plain, False), (edited, True)):
-        found = read(torch.tensor(state[first]), any_vector).flatten(1).numpy() @ U.T
-        assert (np.abs(found).max() < 1e-5 * np.abs(plain[first]).max() * width) == gone
+@pytest.fixture
+def memory(monkeypatch):
+    for what in ("_things", "_from"):
+        monkeypatch.setattr(MIXERS, what, dict(getattr(MIXERS, what)))
+    mixer(MemoryConfig)(Memory)
+    return cs.model(mixers=["memory"], d_model=16, n_layers=2, vocab_size=64, max_length=32).eval()
 
 
-def test_an_edited_state_is_what_later_positions_see(batch):
-    """All directions of the state, at the first query: what was bound before it is read by no later query."""
-    model, hook = build("deltanet"), "blocks.0.mixer.hook_state"
-    width = model.layers[0].mixer.d_head
-    seen = {}
-
-    def watch(name):
-        return ("blocks.0.mixer.hook_z", lambda z, hook: seen.__setitem__(name, z.clone()))
-
-    where = queries(batch)
-    first = where & (where.cumsum(dim=1) == 1)
-    edit = _projecting(first, torch.eye(width), torch.tensor(0.0), 1)
-    with torch.no_grad():
-        model.run_with_hooks(batch.tokens, fwd_hooks=[watch("plain")])
-        model.run_with_hooks(batch.tokens, fwd_hooks=[(hook, edit), watch("edited")])
-    at = first.int().argmax(dim=1)
-    for row, pos in enumerate(at.tolist()):
-        torch.testing.assert_close(seen["edited"][row, :pos], seen["plain"][row, :pos])
-        assert seen["edited"][row, pos].abs().max() < 1e-6
-        assert not torch.allclose(seen["edited"][row, pos + 1], seen["plain"][row, pos + 1], rtol=1e-3)
+def test_the_state_of_a_mixer_from_outside_is_read_as_it_says(memory, batch):
+    e = examples_of(defined(at="before"), batch)["query"]
+    name = "blocks.1.mixer.hook_memory"
+    (X,) = collect(memory, batch.tokens, [name], {"query": e}, read_out=True).values()
+    M, r = cached(memory, batch, name)[e.sequence, e.pos], cached(memory, batch, "blocks.1.mixer.hook_r")
+    expected = np.einsum("ehnd,en->ehd", M, r[e.sequence, e.anchor]).reshape(len(e), 8)
+    np.testing.assert_allclose(X, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_removing_everything_removes_what_the_model_knows(batch):
-    """A mean in place of the stream before the unembedding: every answer is the same token."""
-    model, where, hook = build("attention"), queries(batch), "ln_final.hook_normalized"
-    with torch.no_grad():
-        model.embed.weight.mul_(50)  # a stream with room for the token itself
-    own = cs.Batch(batch.tokens, torch.where(where, batch.tokens, -100), batch.layout)
-    effect = remove(model, own, hook, where, np.eye(16))
-    assert effect.before > 0.9
-    assert effect.after < 0.2
-    assert effect.lost == pytest.approx(effect.before - effect.after)
-    assert effect.n == 12
-    nothing = remove(model, own, hook, ~where, np.eye(16))
-    assert nothing.lost == 0  # other positions are not asked
+def test_a_mixer_from_outside_is_probed_with_its_state_removed(memory):
+    batch = cs.task("mqar", length=32, pairs=3, vocab_size=64).batch(0, size=60)
+    found = probe_model(memory, batch, "bound-value-in-state", hooks="blocks.*.mixer.hook_memory", causal=True)
+    assert list(found.layer) == [0, 1]
+    assert found.accuracy.between(0, 1).all()
+    assert found.lost.notna().all()
 
 
-def test_no_directions_is_the_accuracy_of_the_model(batch):
-    model = build("mamba")
-    found = accuracy_without(model, batch, "blocks.0.mixer.hook_state", queries(batch), None)
-    torch.testing.assert_close(found, accuracy(model, batch))
-
-
-@pytest.mark.parametrize(
-    ("directions", "where", "message"),
-    [
-        (np.ones((2, 16)), None, "orthonormal"),
-        (np.eye(16)[:2], torch.zeros(12, 32, dtype=torch.bool), "at least one true"),
-        (np.eye(16)[:2], torch.ones(3, 32, dtype=torch.bool), r"a mask \(12, 32\)"),
-    ],
-)
-def test_a_removal_that_makes_no_sense_is_refused(batch, directions, where, message):
-    with pytest.raises(UserError, match=message):
-        remove(build("attention"), batch, "hook_embed", queries(batch) if where is None else where, directions, mean=0)
+def test_a_matrix_is_known_by_the_axes_of_its_hook(memory):
+    assert matching_hooks(memory, ["blocks.0.mixer.*"]) == ["blocks.0.mixer.hook_memory", "blocks.0.mixer.hook_r"]
+    with pytest.raises(UserError, match=r"blocks\.\*\.mixer\.hook_mixing carries a matrix"):
+        matching_hooks(memory, ["blocks.*.mixer.hook_mixing"])

@@ -16,3 +16,4 @@ from circuitscope.analysis.probes.over_run import probe_model as probe_model
 from circuitscope.analysis.probes.removal import remove as remove
 from circuitscope.analysis.probes.targets import TARGETS as TARGETS
 from circuitscope.analysis.probes.targets import examples_of as examples_of
+from circuitscope.analysis.probes.targets import target as target

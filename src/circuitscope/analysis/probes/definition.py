@@ -48,11 +48,9 @@ class Definition(Section):
 
     @model_validator(mode="after")
     def _names_exist(self) -> "Definition":
-        if self.target not in TARGETS:
-            raise unknown("target", self.target, TARGETS)
+        target = TARGETS[self.target]
         if self.model not in MODELS:
             raise unknown("model", self.model, MODELS)
-        target = TARGETS[self.target]
         if self.model not in target.models:
             raise UserError(
                 f"target {self.target} is a {target.kind}, which the model '{self.model}' does not decode;"

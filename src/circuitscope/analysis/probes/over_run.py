@@ -13,18 +13,18 @@ import pandas as pd
 import torch
 
 from circuitscope.analysis.causal.interventions import Effect
-from circuitscope.analysis.checkpoints.runner import SEQUENCES as _ANY
 from circuitscope.analysis.checkpoints.runner import Watcher, over_checkpoints
-from circuitscope.analysis.checkpoints.steps import Steps
-from circuitscope.analysis.probes.activations import Features, collect, embedding_of, matching_hooks
+from circuitscope.analysis.checkpoints.steps import ChosenSteps
+from circuitscope.analysis.probes.activations import Features, collect, matching_hooks
 from circuitscope.analysis.probes.definition import Definition
 from circuitscope.analysis.probes.estimators import Floats
 from circuitscope.analysis.probes.fitting import Fit, TooFewExamples, fit
 from circuitscope.analysis.probes.removal import accuracy_without, mean_at, random_directions
-from circuitscope.analysis.probes.targets import Examples, examples_of
-from circuitscope.analysis.reading.hooked import layer_of
+from circuitscope.analysis.probes.states import check_has_state, readable_state
+from circuitscope.analysis.probes.targets import ProbeExamples, examples_of, part_of
+from circuitscope.analysis.reading.opened import opened
 from circuitscope.errors import UserError, shown
-from circuitscope.lens import HookedRootModule
+from circuitscope.lens import HookedRootModule, layer_of
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs.run import Run
 from circuitscope.tasks import Batch
@@ -65,14 +65,14 @@ def probe(
     run: Run | str | Path,
     definition: Definition | str | Path,
     *,
-    steps: Steps = None,
+    steps: ChosenSteps = None,
     hooks: Sequence[str] | None = None,
     sequences: int = SEQUENCES,
     causal: bool = False,
     directions: int | None = None,
     watcher: Watcher | None = None,
 ) -> pd.DataFrame:
-    """A probe on a run's checkpoints: a tidy table, also kept in RUN/analysis/probe-NAME-SETTINGS.parquet.
+    """A probe on a run's checkpoints: a tidy table, also kept in RUN/analysis, in one file per probe and settings.
 
     Args:
         definition: a name from `shipped()`, a YAML file, or a Definition.
@@ -95,10 +95,10 @@ def probe(
     config = run.config
     seed = config.train.seed if config.train.data_seed is None else config.train.data_seed
     batch = config.task.batch(0, split="test", size=sequences, seed=seed)
-    data = Data(definition, batch)
-    matching_hooks(HookedLM(config.model), definition.hooks)  # a wrong name is refused before any work
+    data = ProbeData(definition, batch)
+    _hooks(HookedLM(config.model), data)  # a wrong name is refused before any work
     removal = Removal(directions) if causal else None
-    settings = [_VERSION, definition.model_dump(exclude={"about"}), sequences, causal, directions if causal else None]
+    settings = [_VERSION, definition.model_dump(exclude={"about"}), causal, directions if causal else None]
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     return over_checkpoints(
         run,
@@ -106,7 +106,7 @@ def probe(
         COLUMNS,
         lambda model: probe_rows(model, data, removal),
         steps,
-        _ANY,
+        sequences,
         watcher,
     )
 
@@ -122,7 +122,7 @@ def probe_model(
 ) -> pd.DataFrame:
     """A probe on one model: rows as `probe` gives them, without run and step. Two thirds of the batch train it."""
     _check_sequences(len(batch))
-    data = Data(_with_hooks(Definition.load(definition), hooks), batch)
+    data = ProbeData(_with_hooks(Definition.load(definition), hooks), batch)
     columns = {name: kind for name, kind in COLUMNS.items() if name not in ("run", "step")}
     rows = list(probe_rows(model, data, Removal(directions) if causal else None))
     return pd.DataFrame(rows, columns=list(columns)).astype(columns)
@@ -139,7 +139,7 @@ class Removal:
             raise UserError(f"directions must be at least 1, got {shown(self.count)}")
 
 
-class Data:
+class ProbeData:
     """The sequences a probe works on, its examples by role, and which sequences are for testing.
 
     A test sequence that equals a training sequence is left out.
@@ -157,7 +157,7 @@ class Data:
             raise UserError(f"{definition.target} is the same at every position of every role: nothing to decode")
         self.examples = {r: e.at_most(definition.per_sequence) for r, e in self.places.items()}
 
-    def _hopeless(self, e: Examples) -> bool:
+    def _hopeless(self, e: ProbeExamples) -> bool:
         """With `roles: each` a role whose label never changes is left out."""
         return self.definition.roles == "each" and bool((e.label == e.label[0]).all())
 
@@ -188,15 +188,15 @@ class Data:
         where = torch.zeros(self.batch.tokens.shape, dtype=torch.bool)
         where[torch.from_numpy(e.sequence), torch.from_numpy(e.pos)] = True
         kept = torch.from_numpy(np.flatnonzero(self.kept[n:])) + n
-        return Batch(self.batch.tokens[kept], self.batch.labels[kept], self.batch.layout), where[kept]
+        return part_of(self.batch, kept), where[kept]
 
 
-def probe_rows(model: HookedRootModule, data: Data, removal: Removal | None = None) -> Iterator[dict[str, Any]]:
+def probe_rows(model: HookedRootModule, data: ProbeData, removal: Removal | None = None) -> Iterator[dict[str, Any]]:
     """Rows (without run and step) of every hook and role; with `removal`, what it costs."""
     definition = data.definition
-    names = matching_hooks(model, definition.hooks)
-    embedding = embedding_of(model) if definition.model in ("embedding", "candidates") else None
-    found = collect(model, data.batch.tokens, names, data.examples, read_out=definition.read_out)
+    by_embedding = definition.model in ("embedding", "candidates")
+    embedding = opened(model).embedding.detach().float().cpu().numpy() if by_embedding else None
+    found = collect(model, data.batch.tokens, _hooks(model, data), data.examples, read_out=definition.read_out)
     for (hook, role), X in found.items():
         e = data.examples[role]
         row: dict[str, Any] = {
@@ -224,7 +224,7 @@ def probe_rows(model: HookedRootModule, data: Data, removal: Removal | None = No
         yield row
 
 
-def _cost(model: HookedRootModule, data: Data, hook: str, role: str, fitted: Fit, U: Floats) -> dict[str, Any]:
+def _cost(model: HookedRootModule, data: ProbeData, hook: str, role: str, fitted: Fit, U: Floats) -> dict[str, Any]:
     """What the model loses without the probe's directions, without those of the control, without random ones."""
     batch, where = data.tested(role)
     read_out = data.definition.read_out
@@ -243,6 +243,17 @@ def _cost(model: HookedRootModule, data: Data, hook: str, role: str, fitted: Fit
         "lost_control": float("nan") if control is None else without(control).lost,
         "lost_random": without(random_directions(*U.shape)).lost,
     }
+
+
+def _hooks(model: HookedRootModule, data: ProbeData) -> list[str]:
+    """The hooks that a probe reads in a model; an error says what it cannot read."""
+    definition, tokens = data.definition, data.batch.tokens
+    if definition.read_out:
+        check_has_state(model, tokens)
+    names = matching_hooks(model, definition.hooks)
+    for name in names if definition.read_out else ():
+        readable_state(model, tokens, name)
+    return names
 
 
 def _with_hooks(definition: Definition, hooks: Sequence[str] | None) -> Definition:

@@ -9,10 +9,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from circuitscope.analysis.causal.interventions import Effect, PerSequence, accuracy
-from circuitscope.analysis.probes.activations import as_heads, read_groups
+from circuitscope.analysis.probes.states import readable_state, state_at
+from circuitscope.analysis.probes.targets import part_of
 from circuitscope.analysis.reading.hooked import on_device_of, seen_at, slices, undisturbed
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedRootModule
+from circuitscope.mixers.reading import State
 from circuitscope.tasks import NO_LABEL, Batch
 
 Where = Bool[Tensor, "batch pos"]
@@ -63,24 +65,23 @@ def accuracy_without(
     U = torch.zeros(0, 1) if directions is None else torch.as_tensor(np.asarray(directions), dtype=torch.float32)
     if U.ndim != 2 or not torch.allclose(U @ U.T, torch.eye(len(U)), atol=1e-3):
         raise UserError("expected directions as orthonormal rows [direction, feature]")
-    where = _edited(hook, where)
+    where = _edited(model, batch, hook, where)
     center = torch.as_tensor(np.asarray(mean), dtype=torch.float32)
-    groups = read_groups(model, hook) if read_out else 0
+    state = readable_state(model, batch.tokens, hook).state if read_out else None
     labels = int((batch.labels != NO_LABEL).sum(dim=1).max())
     with undisturbed(model):
         parts = slices(model, on_device_of(model, batch.tokens), [hook], labels)
     found = []
     for rows in parts:
-        part = Batch(batch.tokens[rows], batch.labels[rows], batch.layout)
-        edit = _unchanged if directions is None else _projecting(where[rows], U, center, groups)
-        found.append(accuracy(model, part, [(hook, edit)]))
+        edit = _unchanged if directions is None else _projecting(where[rows], U, center, state)
+        found.append(accuracy(model, part_of(batch, rows), [(hook, edit)]))
     return torch.cat(found)
 
 
 def mean_at(model: HookedRootModule, batch: Batch, hook: str, where: Where) -> Tensor:
     """Mean of what a hook carries over the chosen positions; of a state over the first of each sequence."""
     total: Any = 0.0
-    where = _edited(hook, where)
+    where = _edited(model, batch, hook, where)
     tokens = on_device_of(model, batch.tokens)
     with undisturbed(model):
         for rows in slices(model, tokens, [hook]):
@@ -89,9 +90,9 @@ def mean_at(model: HookedRootModule, batch: Batch, hook: str, where: Where) -> T
     return (total / where.sum()).float()
 
 
-def _edited(hook: str, where: Where) -> Where:
+def _edited(model: HookedRootModule, batch: Batch, hook: str, where: Where) -> Where:
     """The chosen positions; of a state the first of each sequence."""
-    return where & (where.cumsum(dim=1) == 1) if hook.endswith("hook_state") else where
+    return where if state_at(model, batch.tokens, hook) is None else where & (where.cumsum(dim=1) == 1)
 
 
 def random_directions(count: int, features: int, seed: int = 0) -> Any:
@@ -99,9 +100,9 @@ def random_directions(count: int, features: int, seed: int = 0) -> Any:
     return np.linalg.qr(np.random.default_rng(seed).normal(size=(features, count)))[0].T
 
 
-def _projecting(where: Where, U: Directions, mean: Tensor, groups: int) -> Callable[..., Tensor]:
-    """A hook that removes directions; of a state by groups of heads with one read-out vector, or flat with 0."""
-    spans = _by_group(U, groups) if groups else None
+def _projecting(where: Where, U: Directions, mean: Tensor, state: State | None) -> Callable[..., Tensor]:
+    """A hook that removes directions: of a flat activation, or of what is read from a state."""
+    spans = None if state is None else _by_group(U, state.groups)
 
     def project(value: Tensor, hook: Any) -> Tensor:
         value = value.clone()
@@ -109,7 +110,11 @@ def _projecting(where: Where, U: Directions, mean: Tensor, groups: int) -> Calla
         x = value[on]
         center = mean.to(x.device, x.dtype)
         away = x - (center.reshape(x.shape[1:]) if center.ndim else center)
-        value[on] = x - ((away.flatten(1) @ V.T @ V).reshape(x.shape) if spans is None else _inside(away, spans))
+        if state is None or spans is None:
+            gone = (away.flatten(1) @ V.T @ V).reshape(x.shape)
+        else:
+            gone = state.from_heads(_inside(state.as_heads(away), spans))
+        value[on] = x - gone
         return value
 
     return project
@@ -127,17 +132,13 @@ def _by_group(U: Directions, groups: int) -> list[Directions]:
     return bases
 
 
-def _inside(state: Tensor, spans: list[Directions]) -> Tensor:
+def _inside(heads: Float[Tensor, "site head inner outer"], spans: list[Directions]) -> Tensor:
     """The part of states that lies in the spans, for every row that a read-out sums over."""
-    heads = as_heads(state)
-    per_group = heads.shape[1] // len(spans)
     found = []
-    for i, span in enumerate(spans):
-        part = heads[:, i * per_group : (i + 1) * per_group].transpose(1, 2)
-        V = span.to(part.device, part.dtype)
-        found.append((part.flatten(2) @ V.T @ V).reshape(part.shape).transpose(1, 2))
-    inside = torch.cat(found, dim=1)
-    return inside[:, 0].mT if state.ndim == 3 else inside
+    for part, span in zip(heads.chunk(len(spans), dim=1), spans, strict=True):
+        rows, V = part.transpose(1, 2), span.to(part.device, part.dtype)
+        found.append((rows.flatten(2) @ V.T @ V).reshape(rows.shape).transpose(1, 2))
+    return torch.cat(found, dim=1)
 
 
 def _unchanged(value: Tensor, hook: Any) -> Tensor:
