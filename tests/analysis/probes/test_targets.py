@@ -122,9 +122,9 @@ def test_a_batch_without_the_vector_is_refused(batch):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"roles": ["block"]}, "no position of this task has the role 'block'; bound-value is at: query"),
+        ({"roles": ["block"]}, "no position of this task has the role 'block'; bound-value has labels at: query"),
         ({"target": "own-token", "roles": ["start"]}, "unknown role 'start'; .*valid: filler, key, query, value"),
-        ({"roles": ["key"]}, "bound-value has no label at role 'key'; it is at: query"),
+        ({"roles": ["key"]}, "bound-value has no label at role 'key'; bound-value has labels at: query"),
         ({"target": "own-token", "candidates": "context"}, "own-token has no candidates in the context"),
         ({"model": "candidates", "candidates": "vocabulary"}, "needs a set"),
     ],

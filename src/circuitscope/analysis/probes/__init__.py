@@ -1,6 +1,7 @@
-"""Linear probes: what can be read from an activation or a state, and whether the model uses it.
+"""Linear probes: what a linear map can read from an activation or a state, and whether the model uses it.
 
-`fit` takes arrays from anywhere; `probe` runs a definition on every checkpoint of a run.
+`fit` takes arrays from anywhere, `probe` runs a definition on every checkpoint of a run, and `target` registers what to
+decode.
 """
 
 from circuitscope.analysis.probes.activations import collect as collect

@@ -1,7 +1,7 @@
-"""Activations at chosen positions: what a probe reads.
+"""The activations that a probe reads: what chosen hooks carry at chosen positions.
 
-Only the chosen positions are kept, as float32; of a recurrent state the rest is never held longer than
-the slice of sequences being run.
+Only the chosen positions are kept, as float32. Everything else, such as whole recurrent states, is in memory for one
+slice of the sequences at a time.
 """
 
 import fnmatch
@@ -27,7 +27,8 @@ MEMORY = 2e9  # bytes that the activations of one checkpoint may take
 def matching_hooks(model: HookedRootModule, patterns: Sequence[str]) -> list[str]:
     """Hooks that carry [batch, pos, …] and match one of the patterns, in the model's order.
 
-    Large ones made on demand (the state) are taken only where the last part of the pattern is their name.
+    Hooks whose activations are large and made on demand (the state) match only a pattern that names them: the last part
+    of the pattern must hold no *.
     """
     points = model.hook_dict
     valid = [name for name in points if not is_matrix(model, name)]
@@ -57,9 +58,9 @@ def collect(
     """Activations [example, feature] by (hook, role), from one pass over the sequences.
 
     Args:
-        read_out: contract a state with the mixer's own C (Mamba, Mamba2) or q (DeltaNet) at the anchor:
-            what a query there would read if the state were still that of the position.
-        memory: more bytes than this are refused.
+        read_out: contract each state with the vector by which the mixer reads it, C (Mamba, Mamba2) or q (DeltaNet),
+            taken at the anchor: what a query there would read if the state had not changed since the position.
+        memory: how many bytes the activations may take; more are refused.
     """
     tokens = on_device_of(model, tokens)
     states = {hook: readable_state(model, tokens, hook) for hook in hooks} if read_out else {}
@@ -94,7 +95,7 @@ def collect(
 def _widths(
     model: HookedRootModule, tokens: Tensor, hooks: Sequence[str], states: Mapping[str, ReadableState]
 ) -> dict[str, int]:
-    """Features of each hook, seen on one sequence."""
+    """How many features each hook has, found by running one sequence."""
     widths = {}
     seen = seen_at(model, tokens[:1], hooks)
     for name in hooks:

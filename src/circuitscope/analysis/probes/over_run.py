@@ -1,4 +1,4 @@
-"""A probe on a model, and on every checkpoint of a run: one row a hook and role."""
+"""A probe on one model, and on every checkpoint of a run: one row per hook and role."""
 
 import hashlib
 import json
@@ -80,14 +80,14 @@ def probe(
         hooks: names or patterns in place of the definition's.
         sequences: held-out sequences, two thirds to train the probe on and one third to test it on.
         causal: also project the probe's directions out of the activations of the test sequences, at all
-            positions of the role, and report the accuracy the model loses on its task.
-        directions: how many of them; unless told, as many as hold 99% of the covariance with the label.
+            positions of the role, and report how much accuracy the model loses on its task.
+        directions: how many directions to project out; by default as many as hold 99% of the covariance with the label.
 
     Returns:
-        One row a step, hook and role: `accuracy` with its 95% interval, `control`, `selectivity`,
-        `majority`, `chance`. With `causal`: `left`, what a new probe reads after the removal;
-        `model_accuracy` on the task and what of it is `lost`; and what as many directions cost that belong
-        to the control task (`lost_control`) or are drawn at random (`lost_random`).
+        One row per step, hook and role: `accuracy` with its 95% interval, `control`, `selectivity`,
+        `majority`, `chance`. With `causal` also `left`, the accuracy of a new probe after the removal;
+        `model_accuracy`, that of the model on its task, and how much of it is `lost`; and how much is lost when as
+        many directions are removed that belong to the control task (`lost_control`) or are random (`lost_random`).
     """
     run = run if isinstance(run, Run) else Run(run)
     definition = _with_hooks(Definition.load(definition), hooks)
@@ -130,7 +130,7 @@ def probe_model(
 
 @dataclass(frozen=True)
 class Removal:
-    """Ask what the model loses without a number of the probe's directions (none: as many as matter)."""
+    """Asks what the model loses without `count` of the probe's directions; None: as many as `Fit.directions` gives."""
 
     count: int | None = None
 
@@ -140,9 +140,9 @@ class Removal:
 
 
 class ProbeData:
-    """The sequences a probe works on, its examples by role, and which sequences are for testing.
+    """The sequences on which a probe works, its examples by role, and which sequences are for testing.
 
-    A test sequence that equals a training sequence is left out.
+    Test sequences that equal a training sequence are left out.
     """
 
     def __init__(self, definition: Definition, batch: Batch):
@@ -158,7 +158,7 @@ class ProbeData:
         self.examples = {r: e.at_most(definition.per_sequence) for r, e in self.places.items()}
 
     def _hopeless(self, e: ProbeExamples) -> bool:
-        """With `roles: each` a role whose label never changes is left out."""
+        """Whether to leave out a role: with `roles: each` one whose label never changes."""
         return self.definition.roles == "each" and bool((e.label == e.label[0]).all())
 
     def fit(self, role: str, X: Features, embedding: Features | None, control: bool = True) -> Fit:
@@ -183,7 +183,7 @@ class ProbeData:
             raise UserError(f"{definition.name} at role {role}: {error}") from None
 
     def tested(self, role: str) -> tuple[Batch, torch.Tensor]:
-        """The test sequences, and all their positions that the probe reads."""
+        """The test sequences, and a mask of all their positions that the probe reads."""
         e, n = self.places[role], self.n_train
         where = torch.zeros(self.batch.tokens.shape, dtype=torch.bool)
         where[torch.from_numpy(e.sequence), torch.from_numpy(e.pos)] = True
@@ -192,7 +192,7 @@ class ProbeData:
 
 
 def probe_rows(model: HookedRootModule, data: ProbeData, removal: Removal | None = None) -> Iterator[dict[str, Any]]:
-    """Rows (without run and step) of every hook and role; with `removal`, what it costs."""
+    """One row per hook and role, without run and step; with `removal` also what the removal costs."""
     definition = data.definition
     by_embedding = definition.model in ("embedding", "candidates")
     embedding = opened(model).embedding.detach().float().cpu().numpy() if by_embedding else None
@@ -225,7 +225,7 @@ def probe_rows(model: HookedRootModule, data: ProbeData, removal: Removal | None
 
 
 def _cost(model: HookedRootModule, data: ProbeData, hook: str, role: str, fitted: Fit, U: Floats) -> dict[str, Any]:
-    """What the model loses without the probe's directions, without those of the control, without random ones."""
+    """The accuracy the model loses without the probe's directions, those of the control, or random ones."""
     batch, where = data.tested(role)
     read_out = data.definition.read_out
     mean = mean_at(model, batch, hook, where)

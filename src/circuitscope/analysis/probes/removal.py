@@ -1,4 +1,4 @@
-"""Is it used? The accuracy a model loses when what a probe reads is projected out of its activations."""
+"""Does the model use what a probe reads? The accuracy it loses when that is projected out of its activations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,18 +31,18 @@ def remove(
     mean: Any = None,
     read_out: bool = False,
 ) -> Effect:
-    """Accuracy lost on the task when x ← x − Uᵀ U (x − μ) at chosen positions, U the directions.
+    """The accuracy a model loses on its task when x ← x − Uᵀ U (x − μ) at chosen positions, with U the directions.
 
-    Of a recurrent state only the first chosen position of a sequence is edited: the edit travels on from
-    there, and a second one would remove the same again.
+    A recurrent state is edited only at the first chosen position of each sequence: later states carry the edit on, and
+    a second edit would remove the same thing again.
 
     Args:
-        where: the positions.
+        where: a mask of the positions.
         directions: U, orthonormal rows [direction, feature].
-        mean: μ, a flattened activation, or a whole state where `read_out`; that at these positions of the
-            batch if left out.
-        read_out: the features are what is read from a state, [head, d_outer]; U is taken out of every row
-            that the read-out sums over, so that no vector C or q reads it.
+        mean: μ, a flattened activation, or a whole state with `read_out`; by default the mean over these positions of
+            the batch.
+        read_out: the features are what is read from a state, [head, outer]. U is removed from every row over which
+            the read-out sums, so that no vector C or q can read it.
     """
     mean = mean_at(model, batch, hook, where) if mean is None else mean
     before = accuracy_without(model, batch, hook, where, None)
@@ -59,7 +59,7 @@ def accuracy_without(
     mean: Any = 0.0,
     read_out: bool = False,
 ) -> PerSequence:
-    """Accuracy by sequence with the directions removed, as `remove` says; of the same path with None."""
+    """Accuracy per sequence with the directions removed as `remove` does it; with None by the same path, unedited."""
     if where.shape != batch.tokens.shape or not where.any():
         raise UserError(f"expected positions as a mask {tuple(batch.tokens.shape)} with at least one true")
     U = torch.zeros(0, 1) if directions is None else torch.as_tensor(np.asarray(directions), dtype=torch.float32)
@@ -79,7 +79,7 @@ def accuracy_without(
 
 
 def mean_at(model: HookedRootModule, batch: Batch, hook: str, where: Where) -> Tensor:
-    """Mean of what a hook carries over the chosen positions; of a state over the first of each sequence."""
+    """The mean of what a hook carries at the chosen positions; of a state, at the first in each sequence."""
     total: Any = 0.0
     where = _edited(model, batch, hook, where)
     tokens = on_device_of(model, batch.tokens)
@@ -91,17 +91,17 @@ def mean_at(model: HookedRootModule, batch: Batch, hook: str, where: Where) -> T
 
 
 def _edited(model: HookedRootModule, batch: Batch, hook: str, where: Where) -> Where:
-    """The chosen positions; of a state the first of each sequence."""
+    """The positions to edit: all that are chosen; of a state, the first in each sequence."""
     return where if state_at(model, batch.tokens, hook) is None else where & (where.cumsum(dim=1) == 1)
 
 
 def random_directions(count: int, features: int, seed: int = 0) -> Any:
-    """Orthonormal directions [count, feature] drawn at random."""
+    """Random orthonormal directions [count, feature]."""
     return np.linalg.qr(np.random.default_rng(seed).normal(size=(features, count)))[0].T
 
 
 def _projecting(where: Where, U: Directions, mean: Tensor, state: State | None) -> Callable[..., Tensor]:
-    """A hook that removes directions: of a flat activation, or of what is read from a state."""
+    """A hook function that removes directions from flat activations, or from what is read from a state."""
     spans = None if state is None else _by_group(U, state.groups)
 
     def project(value: Tensor, hook: Any) -> Tensor:
@@ -123,7 +123,7 @@ def _projecting(where: Where, U: Directions, mean: Tensor, state: State | None) 
 def _by_group(U: Directions, groups: int) -> list[Directions]:
     """An orthonormal basis of the directions within each group of heads.
 
-    Groups are read by vectors of their own, so what is to be gone must be gone from each by itself.
+    A vector of its own reads each group, so the directions must be removed from each group separately.
     """
     bases = []
     for part in U.reshape(len(U), groups, -1).unbind(dim=1):
@@ -133,7 +133,7 @@ def _by_group(U: Directions, groups: int) -> list[Directions]:
 
 
 def _inside(heads: Float[Tensor, "site head inner outer"], spans: list[Directions]) -> Tensor:
-    """The part of states that lies in the spans, for every row that a read-out sums over."""
+    """The part of states that lies in the spans, for every row over which a read-out sums."""
     found = []
     for part, span in zip(heads.chunk(len(spans), dim=1), spans, strict=True):
         rows, V = part.transpose(1, 2), span.to(part.device, part.dtype)

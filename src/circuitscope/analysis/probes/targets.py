@@ -1,6 +1,6 @@
 """What a probe decodes: labels by position, read from a batch and its layout, and sets of candidates.
 
-A label stands at its anchor, the position it speaks of; the activation may be read elsewhere. The decorator `target`
+A label belongs to its anchor, the position it is about; the activation may be read elsewhere. The decorator `target`
 registers the function that gives the labels; an installed package does so through the entry-point group
 `circuitscope.targets`.
 """
@@ -79,10 +79,10 @@ def target(
 
 @dataclass(frozen=True)
 class ProbeExamples:
-    """Labels with the places they are read from; ordered by sequence.
+    """Labels with the positions from which they are read, ordered by sequence.
 
-    `pos` is where the activation is read, `anchor` the position that the label speaks of, `identity` the
-    token there.
+    `pos` is where the activation is read, `anchor` the position that the label is about, `identity` the token at
+    the anchor.
     """
 
     sequence: Ints
@@ -96,7 +96,7 @@ class ProbeExamples:
         return len(self.sequence)
 
     def at_most(self, per_sequence: int, seed: int = 0) -> "ProbeExamples":
-        """A random choice where a sequence has more."""
+        """At most so many examples per sequence, chosen at random where there are more."""
         rank = np.lexsort((np.random.default_rng(seed).random(len(self)), self.sequence))
         first = np.searchsorted(self.sequence[rank], self.sequence[rank])
         kept = np.sort(rank[np.arange(len(rank)) - first < per_sequence])
@@ -185,7 +185,7 @@ def _pairs(batch: Batch, name: str) -> torch.Tensor:
 
 
 def examples_of(definition: "Definition", batch: Batch) -> dict[str, ProbeExamples]:
-    """The examples of a probe on a batch, by role."""
+    """The examples that a probe has in a batch, by role."""
     wanted = TARGETS[definition.target]
     labels, roles = wanted.labels_of(batch), batch.layout.roles.numpy()
     there = np.ones(roles.shape, dtype=bool) if wanted.kind == "vector" else labels >= 0
@@ -193,17 +193,16 @@ def examples_of(definition: "Definition", batch: Batch) -> dict[str, ProbeExampl
     possible = {r.name.lower(): r for r in present if (there & (roles == r)).any()}
     asked = tuple(possible) if definition.roles == "each" else definition.roles
     found = {}
+    has_labels = f"{definition.target} has labels at: {', '.join(possible)}"
     for name in asked:
         if name not in {r.name.lower() for r in present}:
             raise (
                 unknown("role", name, possible)
                 if len(possible) > 1
-                else UserError(
-                    f"no position of this task has the role '{name}'; {definition.target} is at: {', '.join(possible)}"
-                )
+                else UserError(f"no position of this task has the role '{name}'; {has_labels}")
             )
         if name not in possible:
-            raise UserError(f"{definition.target} has no label at role '{name}'; it is at: {', '.join(possible)}")
+            raise UserError(f"{definition.target} has no label at role '{name}'; {has_labels}")
         sequence, anchor = np.nonzero(there & (roles == possible[name]))
         pos = _read_at(definition, batch, sequence, anchor)
         inside = pos >= 0
@@ -230,7 +229,7 @@ def _read_at(definition: "Definition", batch: Batch, sequence: Ints, anchor: Int
 
 
 def _candidates(definition: "Definition", wanted: Target, batch: Batch) -> Ints | None:
-    """Tokens to choose from [batch, candidate], −1 where empty; None: the vocabulary, or classes."""
+    """Tokens to choose from [batch, candidate], −1 where empty; None: the whole vocabulary, or classes."""
     if definition.model not in ("embedding", "candidates"):
         return None
     kind = definition.candidates or ("context" if wanted.context else "sequence")
