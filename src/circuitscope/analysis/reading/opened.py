@@ -18,7 +18,7 @@ from torch import Tensor
 from circuitscope.analysis.reading.gradients import without_gradients
 from circuitscope.errors import UserError, unknown
 from circuitscope.lens import HookedRootModule, layer_count, layer_index
-from circuitscope.mixers.reading import SLICE_BYTES, Factor, Product, Reading
+from circuitscope.mixers.reading import SLICE_BYTES, Factor, Product, Reading, State
 from circuitscope.models.hooked_lm import HookedLM
 
 Tokens = Int[Tensor, "batch pos"]
@@ -110,6 +110,10 @@ class Opened(ABC):
     @abstractmethod
     def reading(self, tokens: Tokens, layer: int) -> Reading:
         """What one layer says of itself on these tokens."""
+
+    def state(self, tokens: Tokens, layer: int) -> State | None:
+        """The recurrent state of a layer, where it has one."""
+        return self.reading(tokens, layer).state
 
     @abstractmethod
     def called(self, layer: int) -> str:
@@ -274,6 +278,9 @@ class _Foreign(Opened):
                 f"layer {layer} of {type(self.model).__name__} shows no mixing matrix: it has no hook_pattern"
             )
         return found[layer]
+
+    def state(self, tokens: Tokens, layer: int) -> State | None:
+        return None  # what is known of such a layer is at most its pattern
 
     def called(self, layer: int) -> str:
         return "attention"

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis.probes import TARGETS, Definition, examples_of, shipped
-from circuitscope.analysis.probes.over_run import Data
+from circuitscope.analysis.probes import TARGETS, Definition, examples_of, shipped, target
+from circuitscope.analysis.probes.over_run import ProbeData
 from circuitscope.errors import UserError
 
 
@@ -89,7 +89,7 @@ def test_at_most_so_many_of_a_role_in_a_sequence(batch):
 
 def test_a_test_sequence_that_equals_a_training_sequence_is_left_out():
     batch = cs.task("mqar", length=4, pairs=1, vocab_size=4, filler="zero", examples=None).batch(0, size=60)
-    data = Data(defined(target="own-token", roles=["key", "value"]), batch)
+    data = ProbeData(defined(target="own-token", roles=["key", "value"]), batch)
     rows = [tuple(row) for row in batch.tokens.tolist()]
     train = set(rows[: data.n_train])
     assert not any(rows[s] in train for e in data.examples.values() for s in e.sequence if s >= data.n_train)
@@ -98,7 +98,7 @@ def test_a_test_sequence_that_equals_a_training_sequence_is_left_out():
 
 def test_each_leaves_out_roles_where_the_label_never_changes():
     batch = cs.task("induction", block=5, repeats=2, vocab_size=32).batch(0, size=30)
-    assert set(Data(defined(target="position", roles="each", model="logistic"), batch).examples) == {"block"}
+    assert set(ProbeData(defined(target="position", roles="each", model="logistic"), batch).examples) == {"block"}
     assert set(examples_of(defined(target="position", roles="each", model="logistic"), batch)) == {"start", "block"}
 
 
@@ -122,9 +122,9 @@ def test_a_batch_without_the_vector_is_refused(batch):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"roles": ["block"]}, "no position of this task has the role 'block'; bound-value is at: query"),
+        ({"roles": ["block"]}, "no position of this task has the role 'block'; bound-value has labels at: query"),
         ({"target": "own-token", "roles": ["start"]}, "unknown role 'start'; .*valid: filler, key, query, value"),
-        ({"roles": ["key"]}, "bound-value has no label at role 'key'; it is at: query"),
+        ({"roles": ["key"]}, "bound-value has no label at role 'key'; bound-value has labels at: query"),
         ({"target": "own-token", "candidates": "context"}, "own-token has no candidates in the context"),
         ({"model": "candidates", "candidates": "vocabulary"}, "needs a set"),
     ],
@@ -148,7 +148,7 @@ def test_every_probe_of_the_package_loads_and_says_what_it_asks():
         definition = Definition.load(name)
         assert definition.name == name
         assert definition.about
-    assert {Definition.load(name).target for name in shipped()} == set(TARGETS)
+    assert {Definition.load(name).target for name in shipped()} == set(TARGETS.own())
 
 
 def test_a_probe_is_found_by_name_from_any_folder_and_by_path(tmp_path, monkeypatch):
@@ -195,3 +195,65 @@ def test_an_unknown_name_gives_the_nearest():
         Definition.load("bound-vale")
     with pytest.raises(UserError, match=r"no probe file nowhere/x\.yaml; probes by name: .*bound-key"):
         Definition.load("nowhere/x.yaml")
+
+
+# -- a target of somebody else ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """The registry of targets, which forgets afterwards what a test adds."""
+    for what in ("_things", "_from"):
+        monkeypatch.setattr(TARGETS, what, dict(getattr(TARGETS, what)))
+    return TARGETS
+
+
+def test_a_target_registers_in_one_line(registry, batch):
+    @target("next-token", "the token one position later", "token")
+    def following(batch):
+        return torch.cat([batch.tokens[:, 1:], torch.full((len(batch), 1), -1)], dim=1)
+
+    definition = defined(target="next-token", roles=["key"], candidates="sequence")
+    e = examples_of(definition, batch)["key"]
+    assert (e.label == batch.tokens.numpy()[e.sequence, e.pos + 1]).all()
+    with pytest.raises(UserError, match=r"unknown target 'next-tokn'; did you mean 'next-token'\? valid: .*next-token"):
+        defined(target="next-tokn")
+    with pytest.raises(UserError, match="next-token is a token, which the model 'ridge' does not decode"):
+        defined(target="next-token", model="ridge")
+
+
+def test_a_target_from_outside_has_candidates_of_its_own(registry, batch):
+    @target("first-token", "the first token", "token", context=lambda batch: batch.tokens[:, :5])
+    def first(batch):
+        return batch.tokens[:, :1].expand_as(batch.tokens)
+
+    e = examples_of(defined(target="first-token", roles=["query"]), batch)["query"]
+    np.testing.assert_array_equal(e.candidates, batch.tokens.numpy()[e.sequence, :5])
+
+
+def test_no_target_takes_the_name_of_another(registry):
+    with pytest.raises(UserError, match="cannot register the target 'position': that name is circuitscope's own"):
+        target("position", "mine", "class")(lambda batch: batch.tokens)
+
+
+@pytest.mark.parametrize(("kind", "model", "shape"), [("class", "logistic", "20, 32"), ("vector", "ridge", "20, d")])
+def test_labels_of_another_shape_are_refused(registry, batch, kind, model, shape):
+    target("bad", "not by position", kind)(lambda batch: torch.zeros(7, 3))
+    with pytest.raises(UserError, match=rf"the target bad gives labels \[7, 3\]; expected \[{shape}\]"):
+        examples_of(defined(target="bad", model=model), batch)
+
+
+def test_an_installed_package_brings_targets_by_an_entry_point(registry, monkeypatch, tmp_path):
+    (tmp_path / "parity_targets.py").write_text(
+        "from circuitscope.analysis.probes import target\n\n"
+        "@target('parity', 'whether the token is odd', 'class')\n"
+        "def parity(batch):\n"
+        "    return batch.tokens % 2\n"
+    )
+    info = tmp_path / "parity_targets-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: parity-targets\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[circuitscope.targets]\nparity = parity_targets\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "_loaded", False)
+    assert defined(target="parity", roles="each", model="logistic").target == "parity"

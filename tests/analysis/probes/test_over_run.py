@@ -6,31 +6,19 @@ import shutil
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis.checkpoints.runner import Silent
 from circuitscope.analysis.probes import Definition, fit, probe, probe_model
-from circuitscope.analysis.probes.over_run import COLUMNS, Data, probe_rows
+from circuitscope.analysis.probes.over_run import COLUMNS, ProbeData, probe_rows
 from circuitscope.errors import UserError
-from circuitscope.progress import Silent
 from circuitscope.training.trainer import train
 from circuitscope.viz.probes import probes, short_name
-from tiny_run import tiny
+from tiny_run import Listens, tiny
 
 pytestmark = pytest.mark.slow
-
-
-class Listens(Silent):
-    def __init__(self):
-        self.lines, self.steps = [], []
-
-    def advance(self, step):
-        self.steps.append(step)
-
-    def say(self, line):
-        self.lines.append(line)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +141,7 @@ def test_a_model_that_diverged_gives_rows_without_numbers(run):
     model = run.load(0)
     with torch.no_grad():
         model.layers[1].ln1.weight.fill_(float("nan"))
-    data = Data(Definition.load("bound-value"), run.config.task.batch(0, split="test", size=60))
+    data = ProbeData(Definition.load("bound-value"), run.config.task.batch(0, split="test", size=60))
     first, second = probe_rows(model, data)
     assert 0 <= first["accuracy"] <= 1
     assert "accuracy" not in second
@@ -183,7 +171,7 @@ def test_too_few_sequences_for_the_classes_says_how_many(run):
         ({"sequences": 5}, "at least 6 sequences"),
         ({"steps": "7"}, "no checkpoint at step 7"),
         ({"definition": "weight-vector"}, "weight-vector needs a batch"),
-        ({"definition": "bound-value-in-state"}, "unknown hook .*hook_state"),
+        ({"definition": "bound-value-in-state"}, "no layer of this model has one: they are attention"),
         ({"causal": True, "directions": 0}, "directions must be at least 1"),
     ],
 )
@@ -199,8 +187,24 @@ def test_another_process_finds_the_same_file(run):
     probe(run, "bound-value", steps=0, sequences=60)
     (path,) = (run.path / "analysis").glob("*.parquet")
     definition = Definition.load("bound-value").model_dump(exclude={"about"})
-    digest = hashlib.sha256(json.dumps([1, definition, 60, False, None]).encode()).hexdigest()[:8]
-    assert path.stem == f"probe-bound-value-{digest}"
+    digest = hashlib.sha256(json.dumps([1, definition, False, None]).encode()).hexdigest()[:8]
+    assert path.stem == f"probe-bound-value-{digest}-60"
+
+
+@pytest.mark.parametrize("sequences", [60, 256])
+def test_the_table_says_how_many_sequences_were_used(run, sequences):
+    probe(run, "bound-value", steps=0, sequences=sequences, hooks=["hook_embed"])
+    (path,) = (run.path / "analysis").glob("*.parquet")
+    assert json.loads(pq.read_metadata(path).metadata[b"circuitscope"])["sequences"] == sequences
+
+
+def test_the_tested_part_of_a_batch_has_its_own_part_of_the_layout():
+    batch = cs.task("mqar", length=16, pairs=2, vocab_size=64).batch(0, size=30)
+    tested, where = ProbeData(Definition.load("bound-value"), batch).tested("query")
+    assert len(tested) == len(where) == 10
+    answers = tested.tokens.gather(1, tested.layout.answer_pos())
+    torch.testing.assert_close(answers, tested.labels.gather(1, tested.layout.query_pos))
+    assert torch.equal(where, tested.layout.roles == int(cs.Role.QUERY))
 
 
 # -- the figure ---------------------------------------------------------------------------------------

@@ -255,8 +255,8 @@ def test_as_many_directions_as_hold_the_covariance():
     ("change", "message"),
     [
         ({"labels": np.zeros(600, dtype=int)}, "the label is constant: 0"),
-        ({"labels": np.arange(600)}, "400 training examples are too few for 400 classes: .* 5 a class, 2000 in all"),
-        ({"labels": np.zeros(10, dtype=int)}, "labels are of 10 examples, the activations of 600"),
+        ({"labels": np.arange(600)}, "400 training examples are too few for 400 classes: .* 5 per class, 2000 in all"),
+        ({"labels": np.zeros(10, dtype=int)}, "labels are for 10 examples, the activations for 600"),
         ({"labels": np.linspace(0, 1, 600)}, "real numbers"),
         ({"model": "logistik"}, "unknown model 'logistik'; did you mean 'logistic'"),
         ({"model": "embedding"}, "needs the embedding"),
@@ -271,9 +271,9 @@ def test_as_many_directions_as_hold_the_covariance():
             {"model": "embedding", "embedding": np.ones((3, 4)), "candidates": np.full((600, 2), 9)},
             "not among its candidates",
         ),
-        ({"candidates": np.zeros((5, 2), dtype=int)}, "candidates are of 5 examples"),
+        ({"candidates": np.zeros((5, 2), dtype=int)}, "candidates are for 5 examples"),
         ({"labels": np.ones((600, 2)), "model": "ridge"}, "the same vector"),
-        ({"labels": np.ones((600, 2), dtype=int)}, "one label an example"),
+        ({"labels": np.ones((600, 2), dtype=int)}, "one label per example"),
     ],
 )
 def test_bad_input_is_one_line(change, message):
