@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from circuitscope.viz.panels import Heads
+    from circuitscope.analysis.pictures.layer import UnitChoice
 
 _WHAT, _LOOK = "What to show", "How"
 
@@ -89,7 +89,7 @@ def phi(
 
     from circuitscope.errors import UserError
     from circuitscope.runs.run import Run, newest_run
-    from circuitscope.viz.phi import phi_figure
+    from circuitscope.viz.phi_figure import phi_figure
     from circuitscope.viz.style import check_ending, save
 
     check_ending(out)
@@ -125,9 +125,9 @@ def _names(text: str) -> str | list[str]:
     return "all" if names == ["all"] else names
 
 
-def _heads(text: str) -> "Heads":
+def _heads(text: str) -> "UnitChoice":
+    from circuitscope.analysis.pictures.layer import MEANS
     from circuitscope.errors import unknown
-    from circuitscope.viz.panels import MEANS
 
     parts = _listed(text.replace("mean-abs", "mean_abs"))
     if parts in (["all"], ["mean"], ["mean_abs"]):

@@ -15,7 +15,7 @@ offer(
 
 const panels = data.runs.map(
   (run, i) =>
-    new Panel(run, i, data.roles, {
+    new Panel(run, i, data, {
       onMove: follow,
       onExample: (panel) => others(panel).forEach((p) => p.setExample(panel.example)),
     }),
