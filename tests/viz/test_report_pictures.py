@@ -10,16 +10,15 @@ import pytest
 import torch
 
 import circuitscope as cs
+from circuitscope.analysis.pictures.at_checkpoints import snapshot
 from circuitscope.analysis.pictures.choice import Source, View, highest, leading_score, sources, sources_of, views
 from circuitscope.analysis.pictures.examples import ShownExamples
-from circuitscope.analysis.pictures.snapshots import snapshot
 from circuitscope.analysis.scores.edges import named_edges
 from circuitscope.analysis.scores.held_out import HeldOut
 from circuitscope.analysis.scores.rows import score_rows
-from circuitscope.viz.report import plan as planning
-from circuitscope.viz.report import shown
+from circuitscope.viz.report import budget, shown
+from circuitscope.viz.report.budget import Need, Plan, plan, spread
 from circuitscope.viz.report.packing import CODES, PackedMatrices, packed, unpacked
-from circuitscope.viz.report.plan import Need, Plan, plan, spread
 
 SSM = Source(0, "ssm", "channel", 16)
 KINDS = ("shares", "signed", "sizes")
@@ -135,15 +134,15 @@ def test_a_plan_gives_up_examples_then_channels_then_checkpoints(monkeypatch):
     many = Need([Source(0, "ssm", "channel", 128)], 64, 0, 40)
     assert plan([many], 2, 12) == Plan(2, 12, 40)
     fits = []
-    for budget in (3e6, 1e6, 2e5, 5e3):
-        monkeypatch.setattr(planning, "BUDGET", budget)
+    for size in (3e6, 1e6, 2e5, 5e3):
+        monkeypatch.setattr(budget, "BUDGET", size)
         fits.append(plan([many], 8, 12))
-        assert many.bytes(fits[-1].examples, fits[-1].channels, fits[-1].steps) <= budget
+        assert many.bytes(fits[-1].examples, fits[-1].channels, fits[-1].steps) <= size
     sizes = [(p.examples, p.channels, p.steps) for p in fits]
     assert sizes == sorted(sizes, reverse=True)
     assert fits[0].channels == 12
     assert fits[-1] == Plan(1, 1, 1)
-    monkeypatch.setattr(planning, "BUDGET", 1e3)
+    monkeypatch.setattr(budget, "BUDGET", 1e3)
     with pytest.raises(cs.UserError, match="report fewer runs"):
         plan([many], 8, 12)
 

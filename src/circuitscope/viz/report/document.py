@@ -15,17 +15,17 @@ from typing import Any
 from circuitscope import __version__
 from circuitscope.analysis.checkpoints.runner import SEQUENCES, Silent, Watcher, analyze, held_out, saved_steps
 from circuitscope.analysis.checkpoints.steps import ChosenSteps, choose_steps
+from circuitscope.analysis.pictures.at_checkpoints import snapshots
 from circuitscope.analysis.pictures.choice import Source, leading_score, sources_of, views
 from circuitscope.analysis.pictures.examples import ShownExamples
-from circuitscope.analysis.pictures.snapshots import snapshots
 from circuitscope.analysis.scores.registry import SCORES, shown_in
 from circuitscope.errors import UserError
 from circuitscope.runs.run import Run, newest_run
 from circuitscope.runs.store import write_text
 from circuitscope.viz.report import shown
+from circuitscope.viz.report.budget import Need, Plan, plan, spread
 from circuitscope.viz.report.facts import facts, place_of, scores_of
 from circuitscope.viz.report.packing import CODES, PackedMatrices
-from circuitscope.viz.report.plan import Need, Plan, plan, spread
 
 EXAMPLES = 8
 CHANNELS = 12

@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from circuitscope.analysis.pictures.at_checkpoints import Snapshot
 from circuitscope.analysis.pictures.choice import Entries, View
-from circuitscope.analysis.pictures.snapshots import Snapshot
 
 Codes = UInt8[np.ndarray, " entry"]
 
