@@ -13,7 +13,7 @@ _WHAT, _LOOK = "What to show", "How"
 
 def phi(
     run: Annotated[
-        Path | None, typer.Argument(help="Run to look into; the newest unless told.", show_default=False)
+        Path | None, typer.Argument(help="Run to look into; by default the newest.", show_default=False)
     ] = None,
     layer: Annotated[int, typer.Option(help="Layer, from 0.", rich_help_panel=_WHAT)] = 0,
     step: Annotated[
@@ -43,17 +43,21 @@ def phi(
             "--channel",
             help="Heads or channels: 0,5, all, mean or mean_abs.",
             rich_help_panel=_WHAT,
-            show_default="all heads of attention; mean_abs of channels",
+            show_default="all of up to 8 heads; mean_abs of channels",
         ),
     ] = None,
     top: Annotated[
         int | None,
-        typer.Option(help="So many strongest heads or channels by a score.", rich_help_panel=_WHAT, show_default=False),
+        typer.Option(
+            help="How many of the strongest heads or channels to show, by a score.",
+            rich_help_panel=_WHAT,
+            show_default=False,
+        ),
     ] = None,
     by: Annotated[
         str | None,
         typer.Option(
-            help="That score: recall, recall+1, binding, value, previous_token, query<-filler …",
+            help="The score that --top ranks by: recall, recall+1, binding, previous_token, query<-filler …",
             rich_help_panel=_WHAT,
             show_default="recall; induction on repeated blocks",
         ),
@@ -63,7 +67,7 @@ def phi(
         typer.Option(
             help="signed: colours centred on 0. share: |Φ| over its row sum. log: |Φ| on a log scale.",
             rich_help_panel=_LOOK,
-            show_default="share for attention and mean_abs, else signed",
+            show_default="share for attention and mean_abs, otherwise signed",
         ),
     ] = None,
     mark: Annotated[
@@ -139,5 +143,5 @@ def _heads(text: str) -> "UnitChoice":
 
 
 def _safe(text: str) -> str:
-    """Good in a file name."""
+    """The text as part of a file name."""
     return "".join(c if c.isalnum() or c in "+_" else "-" for c in text)

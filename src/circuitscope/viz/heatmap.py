@@ -62,7 +62,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Axis:
-    """What stands along both axes: a token number and a role a position; either may be missing."""
+    """What stands along both axes: the token and the role of each position; either may be missing."""
 
     tokens: Sequence[int] | None = None
     roles: Sequence[int] | None = None
@@ -77,14 +77,14 @@ def heatmap(
     marks: Mapping[str, tuple[Sequence[int], Sequence[int]]] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Sheet:
-    """Panels side by side: steps in columns where there are several, else factors, else heads in rows of four.
+    """Panels side by side: a column for each step or, of one step, for each factor; else heads in rows of four.
 
     Panels of one factor share their colours, so they can be compared.
 
     Args:
         panels: matrices to draw; a bare [dest, src] array is one.
-        scale: signed, colours centred on 0; share, |Φ_ij| / Σ_j |Φ_ij|; log, |Φ| over at most 5 decades. Attention,
-            and means of |Φ|, are drawn as shares unless told, all else signed.
+        scale: signed, colours centred on 0; share, |Φ_ij| / Σ_j |Φ_ij|; log, |Φ| over at most 5 decades. By
+            default attention and means of |Φ| are drawn as shares, all else signed.
         marks: edges to point at, by name: destinations and sources.
         about: columns to put before the numbers in the figure's `data`, such as the run.
     """
@@ -416,7 +416,7 @@ class _Layout:
             )
 
     def table(self, about: dict[str, Any]) -> pd.DataFrame:
-        """One row an entry of the causal half: value, and what was drawn for it."""
+        """One row for each entry of the causal half: its value, and what was drawn for it."""
         frames = []
         for p in self.panels:
             drawn = as_drawn(p, self.scale)
@@ -447,5 +447,5 @@ def _array(matrix: Any) -> Array:
 def _checked(axis: Axis, length: int) -> Axis:
     for name, along in (("tokens", axis.tokens), ("roles", axis.roles)):
         if along is not None and len(along) != length:
-            raise UserError(f"{name} must be one a position: {length} of them, got {len(along)}")
+            raise UserError(f"{name} must be given for each position: expected {length} of them, got {len(along)}")
     return axis

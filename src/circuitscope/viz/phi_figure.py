@@ -29,14 +29,14 @@ def phi_figure(
     """Attention or Φ of a layer on one example of the test split.
 
     Args:
-        steps: checkpoints, one panel each; the last unless told.
+        steps: checkpoints, one panel each; by default the last.
         example: which held-out example, from 0.
-        factors: names of factors, "phi", "composed", or "all" of them side by side. Unless told all at one step; over
-            several steps the composed matrix, or Φ where there is none.
-        heads: heads or channels by number, "all", "mean", "mean_abs". Unless told every head of attention up to 8 of
-            them, mean |Φ| of all others.
-        top: in place of `heads` the so many strongest by a score at the last of the steps.
-        by: the score, a set of edges as `analysis.edges.named_edges` takes it; recall on tasks with pairs, induction
+        factors: names of factors, "phi", "composed", or "all" of them side by side. By default all at one step and,
+            over several steps, the composed matrix, or Φ where there is none.
+        heads: heads or channels by number, "all", "mean", "mean_abs". By default each of up to 8 heads where Φ is
+            per head and shown alone, and the mean of |Φ| otherwise.
+        top: in place of `heads`: how many of the strongest by a score, at the last of the steps.
+        by: that score, a set of edges as `named_edges` takes it; by default recall on tasks with pairs and induction
             on repeated blocks.
         scale: "signed", "share" or "log", as `viz.heatmap.heatmap` says.
         mark: sets of edges to point at, such as "recall" and "binding".

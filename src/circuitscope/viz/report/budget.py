@@ -11,7 +11,7 @@ BUDGET = 17e6  # bytes of matrices in one report, before they are compressed
 
 @dataclass(frozen=True)
 class Need:
-    """What the pictures of a run take: its sources, lengths of an own example and of the repeats, checkpoints."""
+    """What the pictures of a run take: its matrices, the lengths of an own example and of the repeats, checkpoints."""
 
     sources: list[Source]
     length: int
@@ -19,7 +19,7 @@ class Need:
     steps: int
 
     def bytes(self, examples: int, channels: int, steps: int) -> int:
-        """Of all matrices; those that are the same for all sequences compress to one."""
+        """The size of all matrices; one that is the same for all sequences compresses to a single copy."""
         half, extra = (n * (n + 1) // 2 for n in (self.length, self.extra))
         total = 0
         for source in self.sources:
@@ -53,7 +53,7 @@ def plan(needs: Sequence[Need], examples: int, channels: int) -> Plan:
 
 
 def spread(steps: Sequence[int], most: int) -> list[int]:
-    """At most so many of the steps, evenly spaced, first and last among them."""
+    """At most `most` of the steps, evenly spaced, with the first and the last among them."""
     if len(steps) <= most:
         return list(steps)
     if most == 1:

@@ -72,15 +72,15 @@ def report(
     sequences: int = SEQUENCES,
     watcher: Watcher | None = None,
 ) -> Report:
-    """An interactive report of one run (the newest unless told), or of several side by side.
+    """An interactive report of one run (by default the newest), or of several side by side.
 
-    What was not analyzed yet is analyzed first and kept beside the run.
+    Checkpoints that were not analyzed yet are analyzed first; their tables are kept beside the run.
 
     Args:
         steps: checkpoints to show: "all", "0:2000:100", or numbers.
-        examples: sequences whose matrices can be looked at, at most; fewer where they would not fit.
-        channels: heads or channels of a layer at most, those with the highest scores.
-        sequences: held-out sequences a score is averaged over.
+        examples: at most how many sequences have their matrices in the report; fewer where they would not fit.
+        channels: at most how many heads or channels of a matrix are shown: those with the highest scores.
+        sequences: held-out sequences that a score is averaged over.
     """
     if examples < 1 or channels < 1:
         raise UserError(f"examples and channels must be at least 1, got {examples} and {channels}")
@@ -160,8 +160,8 @@ class _Section:
         ]
         if any(s.of > fits.channels for s in self.sources):
             lines.append(
-                f"Of layers with more than {fits.channels} channels those {fits.channels} are here that score highest"
-                " at the last checkpoint, and the mean of |Φ| over all."
+                f"Of a matrix with more than {fits.channels} heads or channels, the report holds those {fits.channels}"
+                " that score highest at the last checkpoint, and the mean of |Φ| over all."
             )
         for entries, error in matrices.error.items():
             lines.append(
@@ -198,11 +198,11 @@ def page(data: dict[str, Any], chunks: Sequence[str]) -> str:
 
 
 def embedded(data: dict[str, Any]) -> str:
-    """JSON in ASCII that cannot end a script element nor open a comment, whatever names it holds."""
+    """JSON in ASCII that can neither end a script element nor open a comment, whatever names it holds."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _digest(text: str) -> str:
-    """As a content security policy names a script or a style."""
+    """The digest by which a content security policy names a script or a style."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -303,7 +303,7 @@ function held(validation, what) {
   return { name: "validation", colour: what, step: validation.step, value: validation[what], low, high };
 }
 
-/** Round numbers between two values, about so many. */
+/** About this many round numbers between two values. */
 function ticks(low, high, about) {
   const rough = (high - low || 1) / about;
   const unit = 10 ** Math.floor(Math.log10(rough));

@@ -185,7 +185,7 @@ class Heatmap {
   }
 }
 
-/** A canvas of one pixel an entry, transparent where src > dest. */
+/** A canvas with one pixel for each entry, transparent where src > dest. */
 function image({ size, values }, scale) {
   const canvas = element("canvas", { width: size, height: size });
   const context = canvas.getContext("2d");
