@@ -93,9 +93,9 @@ def curves_of(run: Run, scores: pd.DataFrame | None = None) -> dict[str, Curve]:
 
 
 def strongest(scores: pd.DataFrame, score: str, factor: str | None = None) -> "pd.Series[Any] | None":
-    """The row of the place where a score ends highest; whole layers where heads are channels."""
+    """The row of the place where a score ends highest: a head, or a whole layer where the units are channels."""
     rows = scores[(scores.score == score) & (scores.weighting != "signed")]
-    rows = rows[(rows.factor == "pattern") == rows["head"].notna()]
+    rows = rows[(rows.unit == "head") == rows["head"].notna()]
     if factor is not None:
         rows = rows[rows.factor == factor]
     rows = rows[rows.step == rows.step.max()]
