@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from circuitscope.analysis import over_training
+from circuitscope.analysis.checkpoints import runner
 from circuitscope.config import RunConfig
 from circuitscope.runs.metrics import read_metrics
 from circuitscope.runs.store import read_tensors
@@ -48,7 +48,7 @@ class Told(Silent):
         self.lines.append(line)
 
 
-class Listens(over_training.Silent):
+class Listens(runner.Silent):
     """Remembers what a person would have been told of an analysis; stops it where asked."""
 
     def __init__(self, stop_at: int | None = None):

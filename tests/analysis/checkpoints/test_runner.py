@@ -8,12 +8,17 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis import over_training
+from circuitscope.analysis.checkpoints import runner
 from circuitscope.analysis.checkpoints.runner import analyze
-from circuitscope.analysis.scores.rows import COLUMNS, Data, check_scores, score_rows
+from circuitscope.analysis.registry import ANALYSES
+from circuitscope.analysis.scores.held_out import HeldOut, check_scores
+from circuitscope.analysis.scores.rows import score_rows
 from circuitscope.errors import UserError
 from circuitscope.training.trainer import train
 from tiny_run import Listens, tiny
+
+
+COLUMNS = ANALYSES["scores"].table_columns
 
 
 @pytest.fixture
@@ -125,12 +130,12 @@ def test_a_damaged_table_is_set_aside_and_made_again(run):
 
 def test_a_table_of_an_older_kind_is_set_aside(run, monkeypatch):
     analyze(run, steps=0)
-    monkeypatch.setattr(over_training, "_VERSION", 99)
+    monkeypatch.setattr(runner, "_VERSION", 99)
     told = Listens()
     analyze(run, steps=0, watcher=told)
-    assert "other settings" in told.lines[0]
+    assert "made by another version" in told.lines[0]
     meta = pq.read_schema(run.path / "analysis" / "scores.parquet").metadata
-    assert json.loads(meta[b"circuitscope"])["version"] == 99
+    assert json.loads(meta[b"circuitscope"])["settings"]["version"] == 99
 
 
 def test_some_scores_by_name(run):
@@ -151,7 +156,7 @@ def test_some_scores_by_name(run):
 def test_channels_have_rows_of_their_own_and_the_layer_one(tmp_path):
     run = train(tiny(), root=tmp_path, name="a")
     model = cs.model("mamba", n_layers=1, d_model=8, vocab_size=64, max_length=16).eval()
-    data = Data(run.config.task, longest=16, sequences=8)
+    data = HeldOut(run.config.task, longest=16, sequences=8)
     rows = pd.DataFrame(score_rows(model, data, check_scores(None, run.config.task)))
     recall = rows[(rows.score == "recall") & (rows.weighting == "abs")]
     assert recall.groupby("factor")["head"].count().to_dict() == {"ssm": 16, "conv": 16, "composed": 16}
@@ -212,7 +217,7 @@ def test_somebody_elses_hooked_model_is_scored_too():
             pattern = torch.eye(tokens.shape[1]).roll(1, 0).tril()
             return self.attn["hook_pattern"](pattern.expand(len(tokens), 2, -1, -1).clone())
 
-    data = Data(cs.task("mqar", length=16, pairs=2, vocab_size=64), longest=16, sequences=8)
+    data = HeldOut(cs.task("mqar", length=16, pairs=2, vocab_size=64), longest=16, sequences=8)
     rows = pd.DataFrame(score_rows(Foreign(), data, ["previous_token", "binding", "recall"]))
     value = rows[rows["head"] == 0].set_index("score").value
     assert value["previous_token"] == pytest.approx(1)
