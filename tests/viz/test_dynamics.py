@@ -55,7 +55,7 @@ def test_chance_is_one_over_the_pairs_and_axes_are_named(run):
     loss, accuracy = dynamics([run]).axes
     chance = [x for x in accuracy.lines if x.get_linestyle() == ":"]
     assert [tuple(x.get_ydata()) for x in chance] == [(0.25, 0.25)]
-    assert "1/k = 0.25" in [t.get_text() for t in accuracy.texts]
+    assert "chance 0.25" in [t.get_text() for t in accuracy.texts]
     assert (loss.get_ylabel(), accuracy.get_ylabel(), accuracy.get_xlabel()) == ("loss", "query accuracy", "step")
 
 
@@ -128,6 +128,12 @@ def test_a_layer_of_channels_is_drawn_as_a_whole(run):
     _, _, scores = dynamics([run], scores=[score_table(places, STEPS)]).axes
     np.testing.assert_array_equal(drawn(scores, "recall, L0 composed"), [STEPS, [0.1, 0.4, 0.5]])
     assert len(scores.lines) == 1
+
+
+def test_the_single_head_of_any_mixer_is_drawn(run):
+    places = {("recall", 1, 0, "linear_attention"): [0.1, 0.5, 0.8], ("recall", 0, None, "conv"): [0.1, 0.1, 0.1]}
+    _, _, scores = dynamics([run], scores=[score_table(places, STEPS)]).axes
+    np.testing.assert_array_equal(drawn(scores, "recall, L1H0"), [STEPS, [0.1, 0.5, 0.8]])
 
 
 def test_scores_of_several_runs_have_a_panel_each(tmp_path):

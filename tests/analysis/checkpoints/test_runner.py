@@ -17,7 +17,6 @@ from circuitscope.errors import UserError
 from circuitscope.training.trainer import train
 from tiny_run import Listens, tiny
 
-
 COLUMNS = ANALYSES["scores"].table_columns
 
 
