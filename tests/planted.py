@@ -1,8 +1,10 @@
 """Models whose weights are set by hand, so that the circuit in them is known: they solve MQAR without training.
 
-Both work on one-hot tokens. With the same number of ones at every position a layer norm is one fixed
+All work on one-hot tokens. With the same number of ones at every position a layer norm is one fixed
 affine map, (x − μ) / σ, which the norm's own weight and bias undo: every branch reads the bare one-hots.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -89,6 +91,65 @@ def planted_conv_mamba(vocab: int = VOCAB) -> cs.HookedLM:
     ssm.A_log.fill_(-20)
     ssm.D.fill_(0.02)
     mixer.out.weight[:, own] = 4 * torch.eye(vocab) / kept**2
+    return model.eval()
+
+
+def planted_conv_attention(vocab: int = VOCAB) -> cs.HookedLM:
+    """One layer of attention that recalls: the conv on its keys is a shift.
+
+    The key of position j is the token at j − 1, so that a query attends to the position after the last occurrence of
+    its own token, and moves the token there into "answer", which the unembedding reads.
+    """
+    width = 2 * vocab
+    token, answer = _parts(vocab, vocab)
+    model = cs.model(
+        "attention_conv_k", n_layers=1, n_heads=1, d_model=width, vocab_size=vocab, tied=False, state_mixer="none",
+        positions="none", norm_eps=1e-12,
+    )  # fmt: skip
+    _clear(model)
+    model.embed.weight[:, token] = torch.eye(vocab)
+    model.unembed.weight[:, answer] = torch.eye(vocab)
+    _undo_norm(model.layers[0].ln1, 1, width)
+    model.ln_final.weight.fill_(1)
+    mixer = model.layers[0].mixer
+    mixer.conv_k.weight[:, 0, -2] = 1
+    head = _Heads(mixer)
+    head.query(0, token, torch.eye(vocab), SHARP)
+    head.key(0, token, torch.eye(vocab))
+    head.move(0, token, answer)
+    return model.eval()
+
+
+def planted_rwkv(vocab: int = VOCAB) -> cs.HookedLM:
+    """One RWKV block that recalls: the shift before its values brings the key to the value.
+
+    Value tokens are the upper half of the vocabulary. Four channels belong to each value token b. Their weights lie on
+    the positions that hold b, and what they read there is the token before, as ±cos θ and ±sin θ of its angle. The
+    receptance at a query opens the sign that its own angle has: the four together add cos(θ_key − θ_query) to b.
+    """
+    half, width = vocab // 2, 2 * vocab
+    token, answer = _parts(vocab, vocab)
+    model = cs.model(
+        "rwkv", n_layers=1, d_model=width, vocab_size=vocab, tied=False, state_mixer="none", positions="none",
+        norm_eps=1e-12,
+    )  # fmt: skip
+    _clear(model)
+    model.embed.weight[:, token] = torch.eye(vocab)
+    model.unembed.weight[:, answer] = torch.eye(vocab)
+    _undo_norm(model.layers[0].ln1, 1, width)
+    model.ln_final.weight.fill_(1)
+    angle = 2 * math.pi * torch.arange(vocab) / vocab
+    signs = torch.stack([angle.cos(), -angle.cos(), angle.sin(), -angle.sin()])
+    mixer = model.layers[0].mixer
+    mixer.time_decay.fill_(-20)
+    mixer.time_mix_k.fill_(1)
+    mixer.time_mix_r.fill_(1)  # time_mix_v stays 0: values read the token before
+    channels = torch.arange(width).reshape(half, 4)
+    for value, four in enumerate(channels):
+        mixer.key.weight[four, half + value] = SHARP
+        mixer.value.weight[four, token] = signs
+        mixer.receptance.weight[four, token] = (0.5 + 0.4 * signs).logit()
+        mixer.out.weight[answer.start + half + value, four] = 1
     return model.eval()
 
 

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 import circuitscope as cs
 import circuitscope.viz
-from circuitscope.analysis.checkpoints.runner import Silent
 from circuitscope.analysis.scores.edges import Edges
 from circuitscope.analysis.scores.registry import SCORES, edge_score
 from circuitscope.cli.report import report as command
@@ -56,12 +55,12 @@ def data_in(text: str) -> dict:
 
 def test_a_run_without_analysis_is_analyzed_first_and_said_so(run):
     told = Listens()
-    made = report(run, sequences=16, watcher=told)
+    made = report(run, sequences=16, progress=told)
     assert any("no analysis yet" in line for line in told.lines)
     assert (run.path / "analysis" / "scores-16.parquet").exists()
     assert any("computed for this report" in note for note in data_in(made.html)["runs"][0]["notes"])
     again = Listens()
-    notes = data_in(report(run, sequences=16, watcher=again).html)["runs"][0]["notes"]
+    notes = data_in(report(run, sequences=16, progress=again).html)["runs"][0]["notes"]
     assert not any("no analysis yet" in line for line in again.lines)
     assert not any("computed for this report" in note for note in notes)
 
@@ -105,7 +104,7 @@ def test_a_damaged_checkpoint_is_left_out_with_a_word(run):
     path = run.path / "checkpoints" / "step-00000006.safetensors"
     path.write_bytes(path.read_bytes()[:-40])
     told = Listens()
-    (shown,) = data_in(report(run, sequences=16, watcher=told).html)["runs"]
+    (shown,) = data_in(report(run, sequences=16, progress=told).html)["runs"]
     assert shown["steps"] == [s for s in run.steps if s != 6]
     assert any("checkpoint 6 left out" in line for line in told.lines)
 

@@ -90,7 +90,7 @@ def _probe(
     definitions = [engine.Definition.load(name) for name in names]
     run = Run(path) if path else newest_run()
     for definition in definitions:
-        with watching() as watcher:
+        with watching() as progress:
             frame = engine.probe(
                 run,
                 definition,
@@ -99,7 +99,7 @@ def _probe(
                 sequences=engine.SEQUENCES if sequences is None else sequences,
                 causal=causal,
                 directions=directions,
-                watcher=watcher,
+                progress=progress,
             )
         _print(frame, definition.about, causal)
         for written in save(draw(frame), out or run.path / "figures" / f"probe-{definition.name}.png", data=data):

@@ -34,9 +34,9 @@ def report(
     from circuitscope.viz.report import report as make
 
     try:
-        with watching() as watcher:
+        with watching() as progress:
             made = make(
-                runs or None, steps=steps, examples=examples, channels=channels, sequences=sequences, watcher=watcher
+                runs or None, steps=steps, examples=examples, channels=channels, sequences=sequences, progress=progress
             )
     except KeyboardInterrupt:
         typer.echo("circuitscope: stopped; what was analyzed is kept and will be reused", err=True)

@@ -41,7 +41,7 @@ def phi_figure(
         scale: "signed", "share" or "log", as `viz.heatmap.heatmap` says.
         mark: sets of edges to point at, such as "recall" and "binding".
     """
-    run = run if isinstance(run, Run) else Run(run)
+    run = Run.of(run)
     found = layer_pictures(run, layer, steps=steps, example=example, factors=factors, units=heads, top=top, by=by)
     panels = [Panel(p.values, p.factor, _head(p), p.step, p.entries) for p in found.pictures]
     layout = found.example.layout

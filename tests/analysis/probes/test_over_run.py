@@ -81,8 +81,8 @@ def test_a_row_is_the_probe_of_that_checkpoint(run):
 
 def test_what_was_computed_before_is_reused(run):
     first, second = Listens(), Listens()
-    one = probe(run, "bound-value", steps="0,3", sequences=60, watcher=first)
-    both = probe(run, "bound-value", steps="0,3,6", sequences=60, watcher=second)
+    one = probe(run, "bound-value", steps="0,3", sequences=60, progress=first)
+    both = probe(run, "bound-value", steps="0,3,6", sequences=60, progress=second)
     assert (first.steps, second.steps) == ([0, 3], [6])
     assert "2 of 3 checkpoints were analyzed before" in second.lines[0]
     pd.testing.assert_frame_equal(both[both.step <= 3].reset_index(drop=True), one)

@@ -1,20 +1,23 @@
 """When things happen in a run: transitions of loss, accuracy and scores, their order and lags."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from circuitscope.analysis.phases.detection import Order, Transitions, Verdict, order, transitions, verdict
+from circuitscope.analysis.registry import Row, run_analysis
+from circuitscope.analysis.scores.registry import shown_in
 from circuitscope.errors import UserError
 from circuitscope.runs.run import Run
-from circuitscope.runs.store import write_whole
+
+if TYPE_CHECKING:
+    from circuitscope.analysis.checkpoints.results import Results
 
 F64 = np.ndarray[Any, np.dtype[np.float64]]
 COLUMNS = {
-    "run": "string",
     "curve": "string",
     "onset": "float64",
     "midpoint": "float64",
@@ -45,25 +48,40 @@ class Timeline:
     verdict: Verdict
     order: Order
 
-    def frame(self) -> pd.DataFrame:
-        """One row a transition."""
-        rows = [
-            {"run": self.run, "curve": name, **{c: getattr(t, c) for c in list(COLUMNS)[2:]}}
-            for name, several in self.found.items()
-            for t in several
-        ]
-        return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+    def rows(self) -> Iterator[Row]:
+        """One row per transition."""
+        for name, several in self.found.items():
+            for one in several:
+                yield {"curve": name, **{column: getattr(one, column) for column in list(COLUMNS)[1:]}}
 
-    def save(self, run: Run) -> Path:
-        """Writes the transitions to RUN/analysis/phases.parquet; they follow from tables that are kept."""
-        path = run.path / "analysis" / "phases.parquet"
-        data = self.frame().to_parquet(index=False)
-        try:
-            path.parent.mkdir(exist_ok=True)
-            write_whole(path, lambda file: file.write(data))
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}") from None
-        return path
+
+def _no_phases(run: Run) -> str:
+    rows = run.metrics
+    enough = len(rows) and (rows.split == "validation").sum() >= 2
+    return "" if enough else "fewer than two evaluations; nothing can be said about phases"
+
+
+@run_analysis(
+    "phases",
+    "Transitions in loss, accuracy and scores, their order and lags.",
+    COLUMNS,
+    needs=("scores",),
+    means={
+        "curve": "loss, accuracy, train loss, or a score with the place where it ends highest",
+        "onset": "step at which a tenth of the transition is done",
+        "midpoint": "step at which half of it is done",
+        "end": "step at which nine tenths of it are done",
+        "size": "the curve after the transition minus before",
+        "low": "lower end of the 95% interval of the midpoint",
+        "high": "upper end of the 95% interval of the midpoint",
+        "evidence": "log of the Bayes factor for a transition",
+        "sigma": "standard deviation of the noise around the fit",
+    },
+    refuses=_no_phases,
+)
+def phase_rows(found: "Results") -> Iterator[Row]:
+    """The transitions of every curve of a run."""
+    return found.timeline.rows()
 
 
 def curves_of(run: Run, scores: pd.DataFrame | None = None) -> dict[str, Curve]:
@@ -73,8 +91,8 @@ def curves_of(run: Run, scores: pd.DataFrame | None = None) -> dict[str, Curve]:
     """
     rows = run.metrics
     held = rows[rows.split == "validation"] if len(rows) else rows
-    if len(held) < 2:
-        raise UserError(f"{run.path} has fewer than two evaluations; nothing can be said about phases")
+    if why := _no_phases(run):
+        raise UserError(f"{run.path}: {why}")
     train = rows[rows.split == "train"]
     steps = held.step.to_numpy(float)
     out = {
@@ -84,35 +102,44 @@ def curves_of(run: Run, scores: pd.DataFrame | None = None) -> dict[str, Curve]:
         ),
         "train loss": Curve(train.step.to_numpy(float), train.loss.to_numpy(float)),
     }
-    for score in ("binding", "recall", "value", "previous_token", "induction") if scores is not None else ():
+    names = [name for score in shown_in("timeline") for name in score.means] if scores is not None else []
+    for name in names:
         assert scores is not None
-        if (place := strongest(scores, score)) is not None:
+        if (place := strongest(scores, name)) is not None:
             curve = curve_at(scores, place)
-            out[f"{score} {place_name(place)}"] = Curve(curve.step.to_numpy(float), curve.value.to_numpy(float))
+            out[f"{name} {place_name(place)}"] = Curve(curve.step.to_numpy(float), curve.value.to_numpy(float))
     return out
 
 
-def strongest(scores: pd.DataFrame, score: str, factor: str | None = None) -> "pd.Series[Any] | None":
-    """The row of the place where a score ends highest: a head, or a whole layer where the units are channels."""
+def at_places(scores: pd.DataFrame, score: str) -> pd.DataFrame:
+    """The rows of a score by place: heads, or whole layers where the units are channels, which are too many."""
     rows = scores[(scores.score == score) & (scores.weighting != "signed")]
-    rows = rows[(rows.unit == "head") == rows["head"].notna()]
+    whole_layer = rows["head"].isna()
+    return rows[~((rows.unit == "head") & whole_layer | (rows.unit == "channel") & ~whole_layer).fillna(False)]
+
+
+def strongest(scores: pd.DataFrame, score: str, factor: str | None = None) -> "pd.Series[Any] | None":
+    """The row of the place where a score ends highest."""
+    rows = at_places(scores, score)
     if factor is not None:
         rows = rows[rows.factor == factor]
-    rows = rows[rows.step == rows.step.max()]
+    rows = rows[(rows.step == rows.step.max()) & rows.value.notna()]
     return rows.loc[rows.value.idxmax()] if len(rows) else None
 
 
 def curve_at(scores: pd.DataFrame, place: "pd.Series[Any]") -> pd.DataFrame:
     """A score at one place over all steps."""
     same = (scores.score == place.score) & (scores.factor == place.factor) & (scores.weighting == place.weighting)
-    same &= scores.layer == place.layer
-    same &= scores["head"].isna() if pd.isna(place["head"]) else scores["head"] == place["head"]
+    for column in ("layer", "head"):
+        same &= scores[column].isna() if pd.isna(place[column]) else (scores[column] == place[column]).fillna(False)
     rows: pd.DataFrame = scores[same]
     return rows.sort_values("step")
 
 
 def place_name(row: "pd.Series[Any]") -> str:
-    """L1H0; L0 composed for a whole layer."""
+    """L1H0 for a head, L0 composed for a whole layer, the factor alone where the row is of the whole model."""
+    if pd.isna(row.layer):
+        return str(row.factor)
     return f"L{row.layer} {row.factor}" if pd.isna(row["head"]) else f"L{row.layer}H{row['head']}"
 
 

@@ -8,13 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from circuitscope.analysis.checkpoints.runner import Watcher, checkpoints
+from circuitscope.analysis.checkpoints.runner import checkpoints
 from circuitscope.analysis.pictures.choice import View
 from circuitscope.analysis.pictures.examples import ShownExamples
 from circuitscope.analysis.reading.opened import Walk, opened
 from circuitscope.analysis.scores.answers import answers
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedRootModule
+from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
 
 Answer = tuple[int, float | None]  # the token, and the probability of the right one
@@ -35,14 +36,14 @@ class Snapshot:
 
 
 def snapshots(
-    run: Run, steps: Sequence[int], examples: ShownExamples, views: Sequence[View], watcher: Watcher
+    run: Run, steps: Sequence[int], examples: ShownExamples, views: Sequence[View], progress: Progress
 ) -> Iterator[Snapshot]:
     """The shown examples at each of these checkpoints; damaged ones are left out with a warning."""
-    watcher.start("pictures", len(steps))
+    progress.start("pictures", len(steps))
     read = 0
-    for step, model in checkpoints(run, steps, watcher):
+    for step, model in checkpoints(run, steps, progress):
         yield snapshot(model, step, examples, views)
-        watcher.advance(step)
+        progress.advance(step)
         read += 1
     if not read:
         raise UserError(f"no checkpoint of {run.path} could be read")

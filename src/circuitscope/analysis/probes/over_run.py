@@ -26,7 +26,7 @@ from circuitscope.analysis.reading.opened import opened
 from circuitscope.errors import UserError, shown
 from circuitscope.lens import HookedRootModule, layer_of
 from circuitscope.models.hooked_lm import HookedLM
-from circuitscope.progress import Progress as Watcher
+from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
 from circuitscope.tasks import Batch
 
@@ -71,7 +71,7 @@ def probe(
     sequences: int = SEQUENCES,
     causal: bool = False,
     directions: int | None = None,
-    watcher: Watcher | None = None,
+    progress: Progress | None = None,
 ) -> pd.DataFrame:
     """A probe on a run's checkpoints: a tidy table, also kept in RUN/analysis, in one file per probe and settings.
 
@@ -108,7 +108,7 @@ def probe(
         lambda model: probe_rows(model, data, removal),
         steps,
         sequences,
-        watcher,
+        progress,
     )
 
 

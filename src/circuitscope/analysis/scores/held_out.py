@@ -1,6 +1,7 @@
 """The sequences that scores are computed on: the task's own, held out, and repeated random blocks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from circuitscope.analysis.scores.edges import Edges
 from circuitscope.analysis.scores.registry import SCORES
@@ -37,7 +38,7 @@ class HeldOut:
             if batch is None or score.edges is None or score.on != on or not score.possible_on(batch.layout):
                 continue
             if (on, score.name) not in self._sets:
-                self._sets[on, score.name] = score.edges(batch.layout)
+                self._sets[on, score.name] = replace(score.edges(batch.layout), name=score.name)
             found.append(self._sets[on, score.name])
         return found
 

@@ -57,7 +57,8 @@ class Score:
         return self.on == "own" or layout.period is not None
 
 
-SCORES: Registry[Score] = Registry("score", "scores")
+_HERE = "circuitscope.analysis.scores"
+SCORES: Registry[Score] = Registry("score", "scores", own=(f"{_HERE}.edges", f"{_HERE}.rows"))
 
 
 def edge_score(

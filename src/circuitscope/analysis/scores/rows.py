@@ -42,7 +42,7 @@ COLUMNS = {
         "unit": "what head counts: heads or channels",
         "weighting": "raw: shares as they are; abs: |Φ| over its row sum; signed: Φ over the row sum of |Φ|",
     },
-    depends_on=lambda run: list(check_scores(None, run.config.task)),
+    depends_on=lambda run: sorted(check_scores(None, run.config.task)),
     at_once=lambda run: readable_at_once(run.config.model),
 )
 def every_score(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:

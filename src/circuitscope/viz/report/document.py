@@ -13,15 +13,14 @@ from string import Template
 from typing import Any
 
 from circuitscope import __version__
-from circuitscope.analysis.checkpoints.runner import SEQUENCES, Silent, Watcher, analyze, held_out, saved_steps
+from circuitscope.analysis.checkpoints.runner import SEQUENCES, analyze, held_out, saved_steps
 from circuitscope.analysis.checkpoints.steps import ChosenSteps, choose_steps
 from circuitscope.analysis.pictures.at_checkpoints import snapshots
 from circuitscope.analysis.pictures.choice import Source, leading_score, sources_of, views
 from circuitscope.analysis.pictures.examples import ShownExamples
 from circuitscope.analysis.scores.registry import SCORES, shown_in
 from circuitscope.errors import UserError
-from circuitscope.progress import Progress as Watcher
-from circuitscope.progress import Silent
+from circuitscope.progress import Progress, Silent
 from circuitscope.runs.run import Run, newest_run
 from circuitscope.runs.store import write_text
 from circuitscope.viz.report import shown
@@ -72,7 +71,7 @@ def report(
     examples: int = EXAMPLES,
     channels: int = CHANNELS,
     sequences: int = SEQUENCES,
-    watcher: Watcher | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """An interactive report of one run (by default the newest), or of several side by side.
 
@@ -86,7 +85,7 @@ def report(
     """
     if examples < 1 or channels < 1:
         raise UserError(f"examples and channels must be at least 1, got {examples} and {channels}")
-    watcher = watcher or Silent()
+    progress = progress or Silent()
     if runs is None:
         chosen = [newest_run()]
     else:
@@ -95,11 +94,11 @@ def report(
     if not chosen:
         raise UserError("a report needs at least one run")
     asked = [choose_steps(steps, saved_steps(run)) for run in chosen]
-    sections = [_Section(run, at, sequences, watcher) for run, at in zip(chosen, asked, strict=True)]
+    sections = [_Section(run, at, sequences, progress) for run, at in zip(chosen, asked, strict=True)]
     fits = plan([section.need for section in sections], min(examples, sequences), channels)
     told, chunks = [], []
     for number, section in enumerate(sections):
-        described, stored = section.described(fits, watcher)
+        described, stored = section.described(fits, progress)
         told.append(described)
         chunks += [
             f'<script type="text/plain" id="matrices-{number}-{i}">{text}</script>' for i, text in enumerate(stored)
@@ -118,27 +117,27 @@ def report(
 class _Section:
     """The part of a report that is about one run: its scores, and what its pictures would take."""
 
-    def __init__(self, run: Run, steps: list[int], sequences: int, watcher: Watcher):
+    def __init__(self, run: Run, steps: list[int], sequences: int, progress: Progress):
         self.run = run
         suffix = "" if sequences == SEQUENCES else f"-{sequences}"
         self.fresh = not (run.path / "analysis" / f"scores{suffix}.parquet").exists()
         if self.fresh:
-            watcher.say(f"{run.path} has no analysis yet: its scores are computed first")
+            progress.say(f"{run.path} has no analysis yet: its scores are computed first")
         self.data = held_out(run, sequences)
-        self.scores = analyze(run, steps=steps, sequences=sequences, watcher=watcher)
+        self.scores = analyze(run, steps=steps, sequences=sequences, progress=progress)
         self.steps = sorted(int(s) for s in self.scores.step.unique())
         self.sources = sources_of(run.config.model, self.data.own.tokens)
         extra = ShownExamples.of(self.data, 1).repeats
         length = self.data.own.tokens.shape[1]
         self.need = Need(self.sources, length, 0 if extra is None else extra.tokens.shape[1], len(self.steps))
 
-    def described(self, fits: Plan, watcher: Watcher) -> tuple[dict[str, Any], list[str]]:
+    def described(self, fits: Plan, progress: Progress) -> tuple[dict[str, Any], list[str]]:
         """Everything the page says of the run, and its matrices as text."""
-        told = facts(self.run, self.scores, self.data.sequences, watcher)
+        told = facts(self.run, self.scores, self.data.sequences, progress)
         examples = ShownExamples.of(self.data, fits.examples)
         matrices = PackedMatrices(views(self.sources, self.scores, fits.channels))
         told["steps"], told["answers"] = [], []
-        for snapshot in snapshots(self.run, spread(self.steps, fits.steps), examples, matrices.views, watcher):
+        for snapshot in snapshots(self.run, spread(self.steps, fits.steps), examples, matrices.views, progress):
             matrices.add(snapshot)
             told["steps"].append(snapshot.step)
             told["answers"].append(snapshot.answers)

@@ -6,20 +6,22 @@ from typing import Any
 
 import pandas as pd
 
-from circuitscope.analysis.checkpoints.runner import Watcher, circuits
-from circuitscope.analysis.phases.timeline import Timeline, chance, curve_at, place_name, strongest, timeline
+from circuitscope.analysis.checkpoints.runner import circuits
+from circuitscope.analysis.phases.timeline import Timeline, curve_at, place_name, strongest, timeline
 from circuitscope.analysis.pictures.choice import View
 from circuitscope.analysis.registry import ANALYSES
 from circuitscope.analysis.scores.registry import shown_in
-from circuitscope.analysis.summary import heading, since, timeline_lines
 from circuitscope.errors import UserError
-from circuitscope.progress import Progress as Watcher
+from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
+from circuitscope.viz.words.circuit import since
+from circuitscope.viz.words.heading import heading
+from circuitscope.viz.words.phases import timeline_lines
 
 _POINTS = 1500  # of a curve at most
 
 
-def facts(run: Run, scores: pd.DataFrame, sequences: int, watcher: Watcher) -> dict[str, Any]:
+def facts(run: Run, scores: pd.DataFrame, sequences: int, progress: Progress) -> dict[str, Any]:
     """Heading, verdict, circuit, curves, headline scores, transitions and config of a run."""
     steps = sorted(int(s) for s in scores.step.unique())
     when: Timeline | UserError
@@ -37,7 +39,7 @@ def facts(run: Run, scores: pd.DataFrame, sequences: int, watcher: Watcher) -> d
         "chance": run.config.task.chance,
         "headline": list(_headline(scores)),
         **_transitions(when),
-        **_circuit(run, steps[-1], sequences, when, watcher),
+        **_circuit(run, steps[-1], sequences, when, progress),
     }
 
 
@@ -79,11 +81,11 @@ def _transitions(when: Timeline | UserError) -> dict[str, Any]:
     }
 
 
-def _circuit(run: Run, last: int, sequences: int, when: Timeline | UserError, watcher: Watcher) -> dict[str, Any]:
+def _circuit(run: Run, last: int, sequences: int, when: Timeline | UserError, progress: Progress) -> dict[str, Any]:
     """The recall circuit of the last checkpoint in words, and where its parts are; none where a run cannot have one."""
     if ANALYSES["circuit"].refuses(run):
         return {"circuit": [], "parts": []}
-    found = circuits(run, steps=last, sequences=sequences, watcher=watcher)[last]
+    found = circuits(run, steps=last, sequences=sequences, progress=progress)[last]
     return {
         "circuit": found.sentences({} if isinstance(when, UserError) else since(when, found)),
         "parts": [

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis import over_training
 from circuitscope.analysis.checkpoints.in_order import in_order, readable_at_once
 from circuitscope.analysis.checkpoints.runner import analyze
+from circuitscope.analysis.scores import rows as scoring
 from circuitscope.training.trainer import train
 from tiny_run import Listens, tiny
 
@@ -22,7 +22,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def two_at_once(monkeypatch):
-    monkeypatch.setattr(over_training, "readable_at_once", lambda model: 2)
+    monkeypatch.setattr(scoring, "readable_at_once", lambda model: 2)
 
 
 def fresh(run):
@@ -33,42 +33,42 @@ def fresh(run):
 
 def test_two_at_once_make_the_table_that_one_makes(run, monkeypatch):
     told, one = Listens(), analyze(run)
-    monkeypatch.setattr(over_training, "readable_at_once", lambda model: 2)
-    two = analyze(fresh(run), watcher=told)
+    monkeypatch.setattr(scoring, "readable_at_once", lambda model: 2)
+    two = analyze(fresh(run), progress=told)
     pd.testing.assert_frame_equal(one, two, atol=1e-6, rtol=0)
     assert told.steps == run.steps == [0, 3, 6, 9, 12]
 
 
 def test_more_at_once_than_there_are_checkpoints(run, monkeypatch):
-    monkeypatch.setattr(over_training, "readable_at_once", lambda model: 8)
+    monkeypatch.setattr(scoring, "readable_at_once", lambda model: 8)
     assert sorted(analyze(run, steps="3,9").step.unique()) == [3, 9]
 
 
 @pytest.mark.usefixtures("two_at_once")
 def test_an_interrupt_keeps_what_is_done(run):
     with pytest.raises(KeyboardInterrupt):
-        analyze(run, watcher=Listens(stop_at=6))
+        analyze(run, progress=Listens(stop_at=6))
     again = Listens()
-    analyze(run, watcher=again)
+    analyze(run, progress=again)
     assert again.steps == [9, 12]
 
 
 @pytest.mark.usefixtures("two_at_once")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_error_on_another_thread_comes_out_and_keeps_what_is_done(run, monkeypatch, error):
-    real, third = over_training.score_rows, run.load(6).embed.weight
+    real, third = scoring.score_rows, run.load(6).embed.weight
 
     def breaks(model, *args):
         if torch.equal(model.embed.weight, third):
             raise error
         return real(model, *args)
 
-    monkeypatch.setattr(over_training, "score_rows", breaks)
+    monkeypatch.setattr(scoring, "score_rows", breaks)
     with pytest.raises(error):
         analyze(run)
-    monkeypatch.setattr(over_training, "score_rows", real)
+    monkeypatch.setattr(scoring, "score_rows", real)
     again = Listens()
-    analyze(run, watcher=again)
+    analyze(run, progress=again)
     assert again.steps == [6, 9, 12]
 
 
@@ -76,7 +76,7 @@ def test_an_error_on_another_thread_comes_out_and_keeps_what_is_done(run, monkey
 def test_a_damaged_checkpoint_is_left_out_by_name(run):
     (run.path / "checkpoints" / "step-00000006.safetensors").write_bytes(b"")
     told = Listens()
-    assert sorted(analyze(run, watcher=told).step.unique()) == [0, 3, 9, 12]
+    assert sorted(analyze(run, progress=told).step.unique()) == [0, 3, 9, 12]
     assert told.steps == [0, 3, 9, 12]
     assert [line for line in told.lines if "checkpoint 6 left out" in line and "step-00000006" in line]
 
@@ -122,14 +122,14 @@ def test_workers_share_torchs_threads_and_the_caller_gets_them_back(threads, eac
 
 
 def test_one_checkpoint_gets_all_threads(run, monkeypatch):
-    seen, real = [], over_training.score_rows
+    seen, real = [], scoring.score_rows
 
     def counts(*args):
         seen.append(threading.current_thread() is threading.main_thread())
         return real(*args)
 
-    monkeypatch.setattr(over_training, "readable_at_once", lambda model: 2)
-    monkeypatch.setattr(over_training, "score_rows", counts)
+    monkeypatch.setattr(scoring, "readable_at_once", lambda model: 2)
+    monkeypatch.setattr(scoring, "score_rows", counts)
     analyze(run, steps=3)
     assert seen == [True]
 

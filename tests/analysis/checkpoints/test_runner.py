@@ -8,12 +8,16 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis import over_training
+from circuitscope.analysis.checkpoints import runner
 from circuitscope.analysis.checkpoints.runner import analyze
-from circuitscope.analysis.scores.rows import COLUMNS, Data, check_scores, score_rows
+from circuitscope.analysis.registry import ANALYSES
+from circuitscope.analysis.scores.held_out import HeldOut, check_scores
+from circuitscope.analysis.scores.rows import score_rows
 from circuitscope.errors import UserError
 from circuitscope.training.trainer import train
 from tiny_run import Listens, tiny
+
+COLUMNS = ANALYSES["scores"].table_columns
 
 
 @pytest.fixture
@@ -78,20 +82,20 @@ def test_loss_by_position_and_accuracy_by_distance(run):
 
 def test_what_was_computed_before_is_reused(run):
     first, second, third = Listens(), Listens(), Listens()
-    one = analyze(run, steps="0,3", watcher=first)
-    both = analyze(run, steps="0,3,6", watcher=second)
+    one = analyze(run, steps="0,3", progress=first)
+    both = analyze(run, steps="0,3,6", progress=second)
     assert (first.steps, second.steps) == ([0, 3], [6])
     assert second.lines == ["scores: 2 of 3 checkpoints were analyzed before"]
     pd.testing.assert_frame_equal(both[both.step <= 3].reset_index(drop=True), one)
-    analyze(run, steps="0,3,6", watcher=third)
+    analyze(run, steps="0,3,6", progress=third)
     assert third.steps == []
 
 
 def test_an_interrupted_analysis_keeps_what_is_done(run):
     with pytest.raises(KeyboardInterrupt):
-        analyze(run, watcher=Listens(stop_at=6))
+        analyze(run, progress=Listens(stop_at=6))
     again = Listens()
-    analyze(run, watcher=again)
+    analyze(run, progress=again)
     assert again.steps == [9, 12]
 
 
@@ -108,7 +112,7 @@ def test_a_damaged_checkpoint_is_left_out_by_name(run):
     data[-5] ^= 1
     path.write_bytes(data)
     told = Listens()
-    frame = analyze(run, watcher=told)
+    frame = analyze(run, progress=told)
     assert sorted(frame.step.unique()) == [0, 3, 9, 12]
     assert any("checkpoint 6 left out" in line and "step-00000006" in line for line in told.lines)
 
@@ -118,19 +122,19 @@ def test_a_damaged_table_is_set_aside_and_made_again(run):
     path = run.path / "analysis" / "scores.parquet"
     path.write_bytes(path.read_bytes()[:-100])
     told = Listens()
-    pd.testing.assert_frame_equal(analyze(run, watcher=told), before)
+    pd.testing.assert_frame_equal(analyze(run, progress=told), before)
     assert "damaged" in told.lines[0]
     assert (run.path / "analysis" / "scores.old-1.parquet").exists()
 
 
 def test_a_table_of_an_older_kind_is_set_aside(run, monkeypatch):
     analyze(run, steps=0)
-    monkeypatch.setattr(over_training, "_VERSION", 99)
+    monkeypatch.setattr(runner, "_VERSION", 99)
     told = Listens()
-    analyze(run, steps=0, watcher=told)
-    assert "other settings" in told.lines[0]
+    analyze(run, steps=0, progress=told)
+    assert "made by another version" in told.lines[0]
     meta = pq.read_schema(run.path / "analysis" / "scores.parquet").metadata
-    assert json.loads(meta[b"circuitscope"])["version"] == 99
+    assert json.loads(meta[b"circuitscope"])["settings"]["version"] == 99
 
 
 def test_some_scores_by_name(run):
@@ -151,7 +155,7 @@ def test_some_scores_by_name(run):
 def test_channels_have_rows_of_their_own_and_the_layer_one(tmp_path):
     run = train(tiny(), root=tmp_path, name="a")
     model = cs.model("mamba", n_layers=1, d_model=8, vocab_size=64, max_length=16).eval()
-    data = Data(run.config.task, longest=16, sequences=8)
+    data = HeldOut(run.config.task, longest=16, sequences=8)
     rows = pd.DataFrame(score_rows(model, data, check_scores(None, run.config.task)))
     recall = rows[(rows.score == "recall") & (rows.weighting == "abs")]
     assert recall.groupby("factor")["head"].count().to_dict() == {"ssm": 16, "conv": 16, "composed": 16}
@@ -212,7 +216,7 @@ def test_somebody_elses_hooked_model_is_scored_too():
             pattern = torch.eye(tokens.shape[1]).roll(1, 0).tril()
             return self.attn["hook_pattern"](pattern.expand(len(tokens), 2, -1, -1).clone())
 
-    data = Data(cs.task("mqar", length=16, pairs=2, vocab_size=64), longest=16, sequences=8)
+    data = HeldOut(cs.task("mqar", length=16, pairs=2, vocab_size=64), longest=16, sequences=8)
     rows = pd.DataFrame(score_rows(Foreign(), data, ["previous_token", "binding", "recall"]))
     value = rows[rows["head"] == 0].set_index("score").value
     assert value["previous_token"] == pytest.approx(1)
