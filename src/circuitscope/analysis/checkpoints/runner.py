@@ -48,7 +48,7 @@ class Silent:
         pass
 
 
-def results(
+def analysis_results(
     run: Run | str | Path,
     names: Iterable[str],
     *,
@@ -98,7 +98,7 @@ def analysis_table(
     """
     run, wanted = run if isinstance(run, Run) else Run(run), ANALYSES[name]
     if steps is None or wanted.run_rows is not None:
-        return results(run, [name], steps=steps, sequences=sequences, watcher=watcher)[name]
+        return analysis_results(run, [name], steps=steps, sequences=sequences, watcher=watcher)[name]
     if why := wanted.refuses(run):
         raise UserError(f"{run.path}: {why}")
     return _checkpoint_table(run, wanted, steps, sequences, watcher)
