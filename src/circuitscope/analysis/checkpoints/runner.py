@@ -1,4 +1,4 @@
-"""Analyses of every checkpoint of a run: weights swapped into a model, rows into one table per analysis."""
+"""Analyses of the checkpoints of a run: loads each checkpoint into a model and keeps the rows in one table each."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -28,7 +28,7 @@ _VERSION = 3  # of what the tables hold
 
 
 class Watcher(Protocol):
-    """Told how far an analysis is."""
+    """Is told how far an analysis is."""
 
     def start(self, what: str, total: int) -> None: ...
     def advance(self, step: int) -> None: ...
@@ -117,7 +117,7 @@ def analyze(
     Args:
         scores: names of scores; by default all that the task can have.
         steps: "all", "0:2000:100", or numbers.
-        sequences: held-out sequences a score is averaged over.
+        sequences: held-out sequences that a score is averaged over.
 
     Returns:
         run, step, layer, head (none: the whole layer), factor, unit, score, weighting, value, stderr, n.
