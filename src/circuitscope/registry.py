@@ -53,7 +53,7 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
     def own(self) -> list[str]:
         """Names that come with this package."""
         self._load_own()
-        return [name for name, module in self._from.items() if module.startswith(_OWN)]
+        return [name for name in self._things if self._from[name].startswith(_OWN)]
 
     def __getitem__(self, name: object) -> Thing:
         self._load()
