@@ -1,10 +1,10 @@
 """(i) Φ of a Mamba layer against TransformerLens's effective attention: time and memory. Reduced Φ: memory.
 
-TransformerLens gets a bridge around a transformers Mamba with random weights, and one `run_with_cache`, neither of
-them timed. Of the two cache entries that its `compute_effective_attention` reads, the bridge fills
-`blocks.0.mixer.x_proj.hook_out`. The other, `blocks.0.mixer.dt_proj.hook_out`, is fed by hand, because transformers
-multiplies by dt_proj's weight without calling the module, so its hook does not fire: it is the bridge's own dt_proj,
-called on the first dt_rank columns of the cached x_proj output. Nothing else is fed by hand.
+TransformerLens gets a bridge around a transformers Mamba with random weights, and one `run_with_cache`; neither is
+timed. Its `compute_effective_attention` reads two cache entries. The bridge fills `blocks.0.mixer.x_proj.hook_out`. The
+other, `blocks.0.mixer.dt_proj.hook_out`, is filled in by hand: transformers multiplies by dt_proj's weight without
+calling the module, so that its hook does not fire. It is the bridge's own dt_proj, called on the first dt_rank columns
+of the cached x_proj output. Nothing else is filled in by hand.
 
 Our model has LayerNorm where transformers has RMSNorm. The embeddings of both are the same and centred, so that the
 two norms agree, and all of the mixer's weights are transformers' own.
@@ -25,7 +25,7 @@ from torch import Tensor
 from benchmarks.rows import Row, Section, alternate, faster, limit
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.hooked_lm import HookedLM
-from circuitscope.models.phi import phi
+from circuitscope.models.mixing_matrix import phi
 
 _WIDTH, _VOCABULARY = 768, 64
 _LAYER = f"E {2 * _WIDTH}, N 16, batch 1"
@@ -42,8 +42,9 @@ _WEIGHTS = {
 }
 _TIME = (
     "ours is circuitscope.phi from tokens on; the other side is TransformerLens's compute_effective_attention with"
-    " include_dt_scaling, from a filled cache (its dt_proj entry by hand: that hook no longer fires), D left out. No"
-    " gradients. On equal weights the results were checked to agree to 1e-4 of the largest entry first, D added"
+    " include_dt_scaling, from a filled cache (its dt_proj entry by hand, because that hook no longer fires), without"
+    " D. No gradients. On equal weights and with D added, the results were first checked to agree to 1e-4 of the"
+    " largest entry"
 )
 _M_MMAP_THRESHOLD = -3
 _MEMORY = (
@@ -151,8 +152,8 @@ def extra_memory(
     """Peak bytes of resident memory that a call adds while it runs, one for each task, on Linux.
 
     `ready(*task)`, a function of a module's top level, gives the call, warmed up. All run one after the other in one
-    fresh child process. There malloc maps every block of 64 kB or more by itself and gives it back at once: what a
-    heap keeps and splits is left out, and with it a fifth of chance.
+    fresh child process. There malloc maps every block of 64 kB or more by itself and gives it back at once, so that
+    memory that a heap keeps and splits, which varies by a fifth from run to run, does not count.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return [pool.submit(_peak, ready, task).result() for task in tasks]

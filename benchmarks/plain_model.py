@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from circuitscope.models import HookedLM
+from circuitscope.models.hooked_lm import HookedLM
 
 Heads = Float[Tensor, "batch pos head d_head"]
 

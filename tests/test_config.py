@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import circuitscope as cs
 from circuitscope.config import RunConfig, override, parse_assignments, read_yaml
 from circuitscope.config.train import TrainConfig
-from circuitscope.mixers import AttentionConfig
+from circuitscope.mixers.attention import AttentionConfig
 from circuitscope.models.config import ModelConfig
 
 
@@ -117,7 +117,7 @@ def test_a_config_comes_back_from_its_yaml(options, tmp_path):
 
 def test_yaml_holds_every_field_so_that_later_defaults_change_nothing():
     data = yaml.safe_load(RunConfig().dump())
-    assert set(data) == {"model", "task", "train"}
+    assert set(data) == {"schema", "model", "task", "train"}
     assert set(data["train"]) == set(TrainConfig.model_fields)
     assert set(data["model"]) == set(ModelConfig.model_fields)
     assert set(data["task"]) == set(type(cs.task("mqar")).model_fields)
@@ -216,6 +216,33 @@ def test_a_star_reaches_every_mixer_however_they_are_given(mixers):
 def test_a_model_given_by_name_can_be_overridden():
     config = RunConfig.parse(override({"model": "attention", "task": "ar"}, {"model.d_model": 32, "task.pairs": 2}))
     assert (config.model.d_model, config.task.name, config.task.pairs) == (32, "ar", 2)
+
+
+def test_a_mixer_of_a_model_given_by_name_can_be_overridden():
+    config = RunConfig.parse(override({"model": "mamba"}, {"model.mixers.*.d_state": 4}))
+    assert [(m.name, m.d_state) for m in config.model.mixers] == [("mamba", 4), ("mamba", 4)]
+
+
+def test_an_override_of_one_layer_leaves_the_other_layers_and_the_preset_alone():
+    before = RunConfig.build("attention_conv_q")
+    config = RunConfig.parse(override({"model": "attention_conv_q"}, {"model.mixers.0.n_heads": 2}))
+    assert [m.n_heads for m in config.model.mixers] == [2, 1]
+    assert RunConfig.build("attention_conv_q") == before
+
+
+def test_a_preset_is_not_silently_ignored_where_the_file_lists_mixers(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(RunConfig.build("attention").dump())
+    with pytest.raises(cs.UserError, match="expected a preset or mixers, got both: 'mamba'"):
+        RunConfig.load(path, {"model.preset": "mamba"})
+
+
+@pytest.mark.parametrize("name", cs.mixers.names())
+def test_every_mixer_is_a_model_by_its_name(name):
+    config = RunConfig.build(name, n_layers=3)
+    assert name in {m.name for m in config.model.mixers}
+    assert RunConfig.parse({"model": {"preset": name, "n_layers": 3}}) == config
+    assert cs.model(name, d_model=32, n_layers=1).cfg.n_layers == 1
 
 
 @pytest.mark.parametrize(

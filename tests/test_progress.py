@@ -5,10 +5,10 @@ import re
 from functools import partial
 
 import pytest
+from circuitscope.analysis.over_training import analyze
 
 import circuitscope as cs
 from circuitscope import progress as module
-from circuitscope.analysis.over_training import analyze
 from circuitscope.cli import main as program
 from circuitscope.errors import RunFailed
 from circuitscope.progress import Bar, Lines, Silent, watching
@@ -62,7 +62,7 @@ def test_lines_never_stay_silent_for_long(run, tmp_path):
     told = out.getvalue().splitlines()
     assert [line.split()[1] for line in told if "validation" not in line] == [f"{s}/12" for s in range(2, 13, 2)]
     out = io.StringIO()
-    analyze(run, watcher=Lines(out, seconds=0))
+    analyze(run, progress=Lines(out, seconds=0))
     assert out.getvalue().splitlines() == [
         "scores: step 0, 1 of 3 checkpoints",
         "scores: step 6, 2 of 3 checkpoints",
@@ -78,7 +78,7 @@ def test_a_bar_tells_of_training_and_of_analysis(run, tmp_path):
         assert expected in seen, expected
     screen = Terminal()
     with Bar(screen) as bar:
-        analyze(run, watcher=bar)
+        analyze(run, progress=bar)
         bar.say("[bold] is said as it is")
     assert re.search(r"scores 3/3", plain(screen.getvalue()))
     assert "[bold] is said as it is" in plain(screen.getvalue())

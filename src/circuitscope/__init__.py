@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from circuitscope import mixers as mixers
     from circuitscope import models as models
     from circuitscope import tasks as tasks
-    from circuitscope.analysis.over_training import analyze as analyze
+    from circuitscope.analysis.checkpoints.runner import analyze as analyze
     from circuitscope.api import resume as resume
     from circuitscope.api import train as train
     from circuitscope.config import RunConfig as RunConfig
     from circuitscope.errors import RunFailed as RunFailed
     from circuitscope.errors import UserError as UserError
-    from circuitscope.models import HookedLM as HookedLM
     from circuitscope.models import model as model
-    from circuitscope.models.phi import phi as phi
-    from circuitscope.models.phi import phi_chunks as phi_chunks
+    from circuitscope.models.hooked_lm import HookedLM as HookedLM
+    from circuitscope.models.mixing_matrix import phi as phi
+    from circuitscope.models.mixing_matrix import phi_chunks as phi_chunks
     from circuitscope.runs.run import Run as Run
     from circuitscope.runs.run import newest_run as newest_run
     from circuitscope.tasks import Batch as Batch
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 _MODULES = ("analysis", "mixers", "models", "tasks")
 _PUBLIC = {
     "Batch": "tasks",
-    "HookedLM": "models",
+    "HookedLM": "models.hooked_lm",
     "Layout": "tasks",
     "Role": "tasks",
     "Run": "runs.run",
     "RunConfig": "config",
     "RunFailed": "errors",
     "UserError": "errors",
-    "analyze": "analysis.over_training",
+    "analyze": "analysis.checkpoints.runner",
     "model": "models",
     "newest_run": "runs.run",
-    "phi": "models.phi",
-    "phi_chunks": "models.phi",
+    "phi": "models.mixing_matrix",
+    "phi_chunks": "models.mixing_matrix",
     "report": "viz.report",
     "resume": "api",
     "task": "tasks",

@@ -42,7 +42,7 @@ def train(
 
 def resume(run: Run | str | Path, *, progress: bool | Progress = False) -> Run:
     """Continues a run that was stopped or killed."""
-    return trainer.resume(run if isinstance(run, Run) else Run(run), progress=_progress(progress))
+    return trainer.resume(Run.of(run), progress=_progress(progress))
 
 
 def _progress(progress: bool | Progress) -> Progress | None:

@@ -1,4 +1,4 @@
-"""Turns pydantic's report into the one line a user reads."""
+"""Turns pydantic's report on bad input into one line for the user."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def explain(error: ValidationError, model: type[BaseModel], at: str = "") -> Use
 
 
 def _fields(model: Any, loc: tuple[int | str, ...]) -> list[str]:
-    """Field names of the model that holds the offending key."""
+    """The names of the fields that the part with the wrong key has."""
     for part in loc[:-1]:
         field = getattr(model, "model_fields", {}).get(part)
         model = getattr(field, "annotation", None)

@@ -1,85 +1,30 @@
-"""The one module that imports transformer_lens: hook points, the hooked root, the activation cache."""
+"""Hook points: named places where an activation is read and edited, each with the names of its axes.
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+This module loads without TransformerLens, which comes in when the first point is made: a config can be checked
+without it. What needs TransformerLens itself is in `lens`.
+"""
 
-import torch
-from transformer_lens import ActivationCache, FactoredMatrix, HookedRootModule, patching
-from transformer_lens.hook_points import HookPoint
-from transformer_lens.utilities import get_act_name  # type: ignore[attr-defined]
+from typing import TYPE_CHECKING
 
-from circuitscope.errors import unknown
+from torch import nn
 
-__all__ = [
-    "Cache",
-    "FactoredMatrix",
-    "HookNames",
-    "HookPoint",
-    "HookedRootModule",
-    "NamesFilter",
-    "patching",
-    "resolve_filter",
-    "wanted",
-]
-
-NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
+if TYPE_CHECKING:
+    from circuitscope.lens import HookPoint
 
 
-def wanted(*points: HookPoint) -> bool:
+def hook(axes: str, *, on_demand: bool = False) -> "HookPoint":
+    """A hook point for activations with these axes, for example "batch pos head d_head".
+
+    Args:
+        on_demand: the activation is large and is made only where it is asked for by name: a Φ per channel, a state.
+    """
+    from circuitscope.lens import HookPoint
+
+    point = HookPoint()
+    point.axes, point.on_demand = tuple(axes.split()), on_demand  # type: ignore[assignment]
+    return point
+
+
+def wanted(*points: nn.Module) -> bool:
     """Whether anything listens at one of these points: a hook, a cache, or torch's own hooks."""
     return any(p._forward_hooks or p._forward_pre_hooks or p._backward_hooks or p._backward_pre_hooks for p in points)
-
-
-class HookNames(dict[str, torch.nn.Module]):
-    """Modules by name; an unknown name is an error that gives the nearest hook."""
-
-    def __missing__(self, name: str) -> torch.nn.Module:
-        raise unknown("hook", name, (n for n, m in self.items() if isinstance(m, HookPoint)))
-
-
-class Cache(ActivationCache):
-    """TransformerLens's ActivationCache that also answers to the alias names of attention hooks."""
-
-    def __init__(self, cache: dict[str, torch.Tensor], model: Any, aliases: dict[str, str], has_batch_dim: bool = True):
-        super().__init__(cache, model, has_batch_dim=has_batch_dim)
-        self.aliases = aliases
-
-    def apply_slice_to_batch_dim(self, batch_slice: Any) -> "Cache":
-        """The same activations of some examples."""
-        part = super().apply_slice_to_batch_dim(batch_slice)
-        return Cache(part.cache_dict, self.model, self.aliases, has_batch_dim=part.has_batch_dim)
-
-    def __getitem__(self, key: Any) -> torch.Tensor:
-        if key in self.cache_dict:
-            return self.cache_dict[key]
-        if isinstance(key, str):
-            name = get_act_name(key)
-        else:
-            short, layer, *rest = key
-            if layer is not None and layer < 0:
-                layer += self.model.cfg.n_layers
-            name = get_act_name(short, layer, *rest)
-        name = self.aliases.get(name, name)
-        if name not in self.cache_dict:
-            raise unknown("activation", name, self.cache_dict)
-        return self.cache_dict[name]
-
-
-def resolve_filter(
-    names_filter: NamesFilter, hooks: Iterable[str], aliases: dict[str, str], on_demand: frozenset[str]
-) -> list[str]:
-    """Hook names a filter asks for. Without a filter: all but the large ones made on demand."""
-    hooks = list(hooks)
-    if names_filter is None:
-        return [h for h in hooks if h not in on_demand]
-    if callable(names_filter):
-        by_hook: dict[str, list[str]] = {h: [h] for h in hooks}
-        for alias, name in aliases.items():
-            by_hook[name].append(alias)
-        return [h for h, called in by_hook.items() if any(names_filter(c) for c in called)]
-    asked = [names_filter] if isinstance(names_filter, str) else list(names_filter)
-    names = [aliases.get(n, n) for n in asked]
-    for name in names:
-        if name not in hooks:
-            raise unknown("hook", name, hooks)
-    return names

@@ -4,7 +4,8 @@ An installed package adds to a registry through the entry-point group `circuitsc
 module (or an object in one) whose import registers what it holds. Entry points load when a name is first looked up.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
@@ -20,16 +21,20 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
     Args:
         kind: what one of them is called, for messages: "mixer".
         plural: of the entry-point group: "mixers" for `circuitscope.mixers`.
+        own: modules of this package whose import registers its own things; these are listed first, in this order.
+            They load when a name is first looked up or first added from outside.
     """
 
-    def __init__(self, kind: str, plural: str):
-        self.kind, self.group = kind, f"circuitscope.{plural}"
+    def __init__(self, kind: str, plural: str, own: Sequence[str] = ()):
+        self.kind, self.group, self._modules = kind, f"circuitscope.{plural}", tuple(own)
         self._things: dict[str, Thing] = {}
         self._from: dict[str, str] = {}  # the module that registered each
-        self._loaded = False
+        self._loaded_own = self._loaded = False
 
     def add(self, name: str, thing: Thing, module: str) -> None:
         """Registers a thing; `module` says who brings it. A name of this package cannot be taken by another."""
+        if not module.startswith(_OWN):
+            self._load_own()
         before = self._from.get(name)
         if before is not None and before != module:
             whose = "circuitscope's own" if before.startswith(_OWN) else f"registered by {before}"
@@ -47,6 +52,7 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
 
     def own(self) -> list[str]:
         """Names that come with this package."""
+        self._load_own()
         return [name for name, module in self._from.items() if module.startswith(_OWN)]
 
     def __getitem__(self, name: object) -> Thing:
@@ -71,8 +77,18 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
         if self._loaded:
             return
         self._loaded = True
+        self._load_own()
         for point in entry_points(group=self.group):
             self._load_one(point)
+
+    def _load_own(self) -> None:
+        if self._loaded_own:
+            return
+        self._loaded_own = True
+        for module in self._modules:
+            importlib.import_module(module)
+        order = {module: place for place, module in enumerate(self._modules)}
+        self._things = dict(sorted(self._things.items(), key=lambda item: order.get(self._from[item[0]], len(order))))
 
     def _load_one(self, point: EntryPoint) -> None:
         try:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from circuitscope.analysis.phases import Transition, transitions
-from circuitscope.analysis.timeline import curves_of
+from circuitscope.analysis.phases.detection import Transition, transitions
+from circuitscope.analysis.phases.timeline import curves_of
 from circuitscope.errors import UserError
 from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
@@ -62,7 +62,7 @@ def zoom_in(
         first, last: the ends of the stretch, both or neither; by default the stretch of the bump.
         every: steps between checkpoints; by default about 50 checkpoints in the stretch.
     """
-    run = run if isinstance(run, Run) else Run(run)
+    run = Run.of(run)
     if not run.steps:
         raise UserError(f"{run.path} has no checkpoints to compare a repetition with")
     if (first is None) != (last is None):

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 from scipy.special import logsumexp
 
-from circuitscope.analysis.phase_evidence import axis, sigmoid
-from circuitscope.analysis.phase_simulation import correlated, evaluations
+from circuitscope.analysis.phases.evidence import axis, sigmoid
+from circuitscope.analysis.phases.simulation import correlated, evaluations
 
 SIZE, LEVEL = 5.0, 0.05
 OFFSET, FACTOR = (

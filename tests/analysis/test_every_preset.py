@@ -5,14 +5,15 @@ import math
 import pytest
 
 import circuitscope as cs
-from circuitscope.analysis.circuit import find_circuit
-from circuitscope.analysis.decay_rows import decay_rows
-from circuitscope.analysis.score_rows import Data, check_scores, score_rows
+from circuitscope.analysis.causal.circuit import find_circuit
+from circuitscope.analysis.decay.rows import decay_rows
+from circuitscope.analysis.scores.held_out import HeldOut, check_scores
+from circuitscope.analysis.scores.rows import score_rows
 
 pytestmark = pytest.mark.slow
 
 TASK = cs.task("mqar", length=16, pairs=2, vocab_size=64)
-DATA = Data(TASK, longest=16, sequences=4)
+DATA = HeldOut(TASK, longest=16, sequences=4)
 
 
 @pytest.fixture(params=cs.models.names())
@@ -23,7 +24,7 @@ def model(request):
 def test_scores(model):
     rows = list(score_rows(model, DATA, check_scores(None, TASK)))
     assert all(math.isfinite(row["value"]) for row in rows)
-    with_phi = {i for i, block in enumerate(model.layers) if not block.mixer.no_phi}
+    with_phi = {i for i, block in enumerate(model.layers) if hasattr(block.mixer, "hook_phi")}
     assert {row["layer"] for row in rows if row["score"] == "recall"} == with_phi
     shares = [row["value"] for row in rows if row["weighting"] in ("raw", "abs")]
     assert all(-1e-6 <= value <= 1 + 1e-4 for value in shares)
@@ -34,7 +35,7 @@ def test_circuit(model):
     assert not found.found  # nothing is learned yet
     assert "no recall to explain" in found.sentences()[0] or not found.tried
     layers = {part.layer for part in found.tried}
-    assert layers == {i for i, block in enumerate(model.layers) if not block.mixer.no_phi}
+    assert layers == {i for i, block in enumerate(model.layers) if hasattr(block.mixer, "hook_phi")}
 
 
 def test_decay(model):

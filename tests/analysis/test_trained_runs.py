@@ -2,8 +2,8 @@
 
 import pytest
 
-from circuitscope.analysis.over_training import analyze, circuits
-from circuitscope.analysis.timeline import strongest, timeline
+from circuitscope.analysis.checkpoints.runner import analyze, circuits
+from circuitscope.analysis.phases.timeline import strongest, timeline
 
 pytestmark = pytest.mark.slow
 
@@ -67,4 +67,4 @@ def test_one_layer_of_mamba_shifts_by_its_conv_and_recalls_by_its_scan(mamba_run
     assert (found.binding.place, found.recall.place) == ("L0 conv", "L0 ssm")
     assert found.binding.effect.share > 0.7
     assert found.recall.effect.share > 0.7
-    assert "by the conv, not by the scan" in found.sentences()[-1]
+    assert "the shift is done by the conv, not by ssm" in found.sentences()[-1]

@@ -1,14 +1,22 @@
 """`circuitscope analyze` and `zoom`: what they print, keep and refuse."""
 
+import inspect
 import sys
 
+import pandas as pd
 import pytest
 
-from circuitscope.analysis import over_training
+from circuitscope.analysis.registry import ANALYSES, analysis, run_analysis
+from circuitscope.analysis.scores import rows as scoring
 from circuitscope.cli import main as program
+from circuitscope.cli.analyze import analyze
 from circuitscope.config import RunConfig
+from circuitscope.errors import UserError
 from circuitscope.runs.run import Run
 from circuitscope.training.trainer import train
+from circuitscope.viz.registry import FIGURES, WORDS, Lines, figure, words
+from circuitscope.viz.style import Sheet
+from registered import added_to
 from tiny_run import tiny
 
 
@@ -77,10 +85,102 @@ def test_a_run_on_a_task_without_pairs_is_analyzed_without_a_circuit(circuitscop
     assert (code, err.count("\n")) == (2, 1)
     assert "needs a task with keys, values and queries" in err
 
+    code, out, _ = circuitscope("analyze", "runs/blocks", "--all", "--sequences", "16")
+    assert code == 0
+    assert "circuit is left out: a recall circuit needs a task with keys, values and queries" in out
+    assert "mean ablation" in out
+    assert "gradient reach" in out
+
+
+def flag_of(name):
+    """The option of `analyze` that asks for an analysis."""
+    return inspect.signature(analyze).parameters[{"scores": "induction"}.get(name, name)].annotation.__metadata__[0]
+
+
+def test_every_analysis_of_ours_has_a_flag_that_says_what_it_is():
+    assert ANALYSES.own() == ["scores", "phases", "circuit", "causal", "decay"]
+    for name in ANALYSES.own():
+        assert flag_of(name).help.startswith(ANALYSES[name].about)
+
+
+def test_every_analysis_of_ours_has_words():
+    assert set(WORDS.own()) == set(ANALYSES.own())
+
+
+@pytest.fixture
+def toys():
+    """An analysis from outside without words, and one of runs that reads its table."""
+    with added_to(ANALYSES, WORDS, FIGURES):
+
+        @analysis(
+            "toy",
+            "How many parameters are above zero.",
+            {"layer": "Int64", "above": "int64", "share": "float64"},
+            means={"above": "parameters above zero"},
+        )
+        def toy(model, data):
+            every = [p for p in model.parameters()]
+            above = sum(int((p > 0).sum()) for p in every)
+            yield {"layer": None, "above": above, "share": above / sum(p.numel() for p in every)}
+
+        @run_analysis("toy_span", "How far that moves.", {"span": "int64"}, needs=("toy",))
+        def toy_span(found):
+            yield {"span": int(found["toy"].above.max() - found["toy"].above.min())}
+
+        yield
+
+
+@pytest.mark.usefixtures("toys")
+def test_an_analysis_from_outside_gets_a_plain_table_of_its_last_step_and_what_the_columns_mean(circuitscope):
+    code, out, _ = circuitscope("analyze", "--analysis", "toy", "--analysis", "toy_span")
+    assert code == 0
+    table = pd.read_parquet("runs/tiny/analysis/toy.parquet")
+    assert table.step.tolist() == [0, 3, 6, 9, 12]
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert lines[1] == "toy at step 12: How many parameters are above zero."
+    assert lines[2].split() == ["above", "share"]
+    assert lines[3].split() == [str(table.above.iloc[-1]), f"{table.share.iloc[-1]:.4g}"]
+    assert lines[4] == "  above: parameters above zero"
+    assert lines[5] == "toy_span: How far that moves."
+    assert lines[7] == str(table.above.max() - table.above.min())
+    assert pd.read_parquet("runs/tiny/analysis/toy_span.parquet").columns.tolist() == ["run", "span"]
+
+
+@pytest.mark.usefixtures("toys")
+def test_all_runs_those_from_outside_too_and_their_words_and_figure_are_used(circuitscope):
+    @words("toy", in_brief=lambda found: ["toys in brief"])
+    def say(found):
+        yield "toys in words"
+        yield Lines(("a", "b"), [("1", ""), ("2", "")])
+
+    @figure("toy")
+    def draw(frames):
+        sheet = Sheet(table=lambda: pd.concat(frames.values()), figsize=(2, 2))
+        sheet.subplots().plot(next(iter(frames.values())).above)
+        return sheet
+
+    code, out, _ = circuitscope("analyze", "--all", "--sequences", "16", "--steps", "12")
+    assert code == 0
+    assert "toys in words" in out
+    assert "toy_span: How far that moves." in out
+    code, out, _ = circuitscope("plot", "analysis", "toy", "--sequences", "16")
+    assert (code, out) == (0, "runs/tiny/figures/toy.png\n")
+    code, _, err = circuitscope("plot", "analysis", "toys")
+    assert code == 2
+    assert "unknown figure of an analysis 'toys'; did you mean 'toy'" in err
+
+
+@pytest.mark.usefixtures("toys")
+def test_names_of_ours_cannot_be_taken():
+    for register in (analysis("scores", "", {}), run_analysis("phases", "", {}), words("decay"), figure("scores")):
+        with pytest.raises(UserError, match="that name is circuitscope's own"):
+            register(lambda *_: [])
+
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["analyze", "--analysis", "scors"], "unknown analysis 'scors'; did you mean 'scores'"),
         (["analyze", "--steps", "7"], "no checkpoint at step 7; nearest: 6"),
         (["analyze", "--steps", "x"], "steps are all, numbers such as"),
         (["analyze", "runs/tyni"], "did you mean 'tiny'"),
@@ -118,7 +218,7 @@ def test_a_damaged_checkpoint_among_good_ones_is_named(circuitscope):
 
 
 def test_ctrl_c_keeps_what_is_done(circuitscope, monkeypatch):
-    real, seen = over_training.score_rows, []
+    real, seen = scoring.score_rows, []
 
     def interrupted(*arguments):
         seen.append(1)
@@ -126,11 +226,11 @@ def test_ctrl_c_keeps_what_is_done(circuitscope, monkeypatch):
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(over_training, "score_rows", interrupted)
+    monkeypatch.setattr(scoring, "score_rows", interrupted)
     code, _, err = circuitscope("analyze")
     assert code == 130
     assert "what is done is kept" in err
-    monkeypatch.setattr(over_training, "score_rows", real)
+    monkeypatch.setattr(scoring, "score_rows", real)
     _, _, err = circuitscope("analyze")
     assert "scores: 2 of 5 checkpoints were analyzed before" in err
 
@@ -148,4 +248,4 @@ def test_zoom_repeats_a_stretch_and_analyzes_it(circuitscope):
 def test_help_teaches(circuitscope, command):
     code, out, _ = circuitscope(command, "--help")
     assert code == 0
-    assert "newest unless told" in out
+    assert "newest" in out

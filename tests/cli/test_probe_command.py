@@ -103,6 +103,7 @@ def test_twice_is_once(circuitscope):
         (["--probe", "bound-key", "--directions", "2"], "give --causal too"),
         (["--probe", "weight-vector"], "weight-vector needs a batch that carries"),
         (["--probe", "bound-key", "--sequences", "3"], "at least 6 sequences"),
+        (["--probe", "bound-value-in-state"], "no layer of this model has one: they are attention"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(circuitscope, tmp_path, arguments, message):

@@ -22,7 +22,6 @@ KERNELS = {
         "_scan_backward",
         "_phi_forward",
         "_phi_backward",
-        "_phi_reduced",
         "_phi_profile",
     ),
     long_conv: ("_conv_forward", "_conv_backward"),
@@ -93,8 +92,6 @@ def test_the_scan_and_its_phi(batch, length, channels, states):
     few = [dt[..., :5], A[:5], B, C, D[:5]]
     compare(selective_scan.selective_scan_phi, selective_scan.selective_scan_phi_reference, few)
     phi = selective_scan.selective_scan_phi_reference(*few)
-    reduced = selective_scan.selective_scan_phi_reduced(*few, how="mean")
-    assert (reduced - phi.mean(1)).abs().max() <= 1e-5 * phi.abs().max()
     lag = length // 2
     profile = selective_scan.selective_scan_phi_profile(*few)[..., lag]
     assert (profile - phi.diagonal(-lag, -2, -1).abs().mean(-1)).abs().max() <= 1e-5 * phi.abs().max()

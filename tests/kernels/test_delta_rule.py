@@ -5,14 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from circuitscope.kernels import delta_rule as kernels
 from circuitscope.kernels.delta_rule import (
-    delta_path,
     delta_phi,
     delta_rule,
     delta_rule_reference,
-    delta_states,
-    delta_transition,
     delta_with_state_edit,
 )
 
@@ -112,7 +108,7 @@ def test_the_chunk_size_does_not_matter(chunk: int, gated: bool) -> None:
     assert error(delta_rule(*parts, chunk=chunk), delta_rule_reference(*parts)) <= 1e-12
 
 
-def test_the_scale_is_one_over_root_d_unless_given() -> None:
+def test_the_scale_is_one_over_root_d_by_default() -> None:
     parts = inputs(12)
     torch.testing.assert_close(delta_rule(*parts, scale=1.0), 4 * delta_rule(*parts))
     torch.testing.assert_close(delta_rule(*parts, scale=0.3), delta_rule_reference(*parts, scale=0.3))
@@ -165,7 +161,6 @@ def test_gradients_match_finite_differences(length: int, chunk: int, gated: bool
 
     assert torch.autograd.gradcheck(fused, (*parts, *extra))
     assert torch.autograd.gradcheck(delta_phi, (*parts[:2], *parts[3:]))
-    assert torch.autograd.gradcheck(lambda *a: delta_states(*a), parts[1:])
 
 
 def test_gradients_are_skipped_where_not_asked_for() -> None:
@@ -220,21 +215,18 @@ def test_empty_axes_give_empty_outputs_and_gradients(batch: int, length: int, ga
     assert [g.shape for g in torch.autograd.grad(out.sum(), parts)] == [part.shape for part in parts]
 
 
-def test_states_read_with_q_give_the_output() -> None:
-    parts = inputs(33)
-    initial = torch.randn(2, 2, 16, 9, dtype=torch.float64)
-    S = delta_states(*parts[1:], initial=initial)
-    assert S.shape == (2, 33, 2, 16, 9)
-    read = torch.einsum("blhk,blhkv->blhv", parts[0], S) / 4
-    assert error(read, delta_rule(*parts, initial=initial)) <= 1e-12
-
-
-@pytest.mark.parametrize("gated", [False, True])
-def test_the_transition_matrix_steps_the_state(gated: bool) -> None:
-    _, k, v, beta, *g = inputs(6, gated=gated)
-    A, S = delta_transition(k, beta, *g), delta_states(k, v, beta, *g)
-    writes = beta[..., None, None] * k[..., None] * v[..., None, :]
-    torch.testing.assert_close(S[:, 1:], A[:, 1:] @ S[:, :-1] + writes[:, 1:])
+def test_an_edit_is_shown_the_states_that_the_transition_matrices_make() -> None:
+    """S_t = e^{g_t} (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ."""
+    q, k, v, beta, g = inputs(33)
+    S = initial = torch.randn(2, 2, 16, 9, dtype=torch.float64)
+    shown: list[Tensor] = []
+    delta_with_state_edit(q, k, v, beta, g, lambda states: shown.append(states) or states, initial=initial)
+    assert shown[0].shape == (2, 33, 2, 16, 9)
+    write = beta[..., None] * k
+    A = g.exp()[..., None, None] * (torch.eye(16) - write[..., None] * k[..., None, :])
+    for t in range(33):
+        S = A[:, t] @ S + write[:, t, ..., None] * v[:, t, :, None]
+        assert error(shown[0][:, t], S) <= 1e-12
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -271,30 +263,6 @@ def test_gradients_flow_through_a_state_edit() -> None:
     assert torch.autograd.gradcheck(
         lambda push, *a: delta_with_state_edit(*a, lambda S: S * (1 + push)), (push, *parts)
     )
-
-
-def test_the_path_is_named_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert delta_path("cpu", torch.float32) == (
-        "torch",
-        "chunked with triangular solves; fla's kernels need CUDA, the device is cpu",
-    )
-    assert delta_path("cuda", torch.float32)[0] == "torch"
-    monkeypatch.setattr(kernels, "_fla_kernel", lambda device, dtype, gated: None)
-    assert "missing" in delta_path("cuda", torch.bfloat16)[1]
-    monkeypatch.setattr(kernels, "_fla_kernel", lambda device, dtype, gated: print)
-    assert delta_path("cuda", torch.float16) == ("fla", "chunk_delta_rule, chunk_gated_delta_rule: CUDA and float16")
-
-
-def test_a_kernel_that_refuses_is_replaced_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: object) -> None:
-        raise AssertionError("does not support float32")
-
-    parts = inputs(10)
-    want = delta_rule(*parts)
-    monkeypatch.setattr(kernels, "_refusals", {})
-    monkeypatch.setattr(kernels, "_fla_kernel", lambda device, dtype, gated: refuse)
-    assert torch.equal(delta_rule(*parts), want)
-    assert kernels._refusals == {("cpu", torch.float64): "fla refused a call (does not support float32)"}
 
 
 @pytest.mark.gpu

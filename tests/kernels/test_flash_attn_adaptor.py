@@ -4,15 +4,16 @@ The package itself builds only with CUDA, so its kernel runs in the test marked 
 """
 
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
 
-from circuitscope.kernels import attention
+from circuitscope.kernels import attention, backends
 
 
 def stand_in(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
-    """flash_attn_func on [batch, pos, head, d_head]: softmax(QKᵀ · scale) V, scale 1/√d unless given."""
+    """flash_attn_func on [batch, pos, head, d_head]: softmax(QKᵀ · scale) V, scale 1/√d by default."""
     assert q.shape == k.shape == v.shape
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     scores = torch.einsum("bihd,bjhd->bhij", q, k) * scale
@@ -27,53 +28,17 @@ def heads():
     return [torch.randn(2, 13, 3, 8, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(3)]
 
 
-def through_flash(monkeypatch, function):
-    calls = []
-    monkeypatch.setattr(attention, "attention_path", lambda device, dtype: ("flash-attn", "in this test"))
-    monkeypatch.setattr(attention, "_flash_attn", lambda: lambda *a, **k: calls.append(1) or function(*a, **k))
-    return calls
-
-
 def test_the_adaptor_calls_flash_attn_with_its_own_layout_and_gets_the_same_answer(monkeypatch, heads):
     plain = attention.fused_attention(*heads)
     gradients = torch.autograd.grad(plain.square().sum(), heads)
-    calls = through_flash(monkeypatch, stand_in)
+    calls = []
+    here = replace(backends.FLASH_ATTN, device="cpu", dtypes=(torch.float64,), limits=lambda device, **sizes: "")
+    monkeypatch.setattr(attention, "FLASH_ATTN", here)
+    monkeypatch.setattr(backends, "_import", lambda path: (lambda *a, **k: calls.append(1) or stand_in(*a, **k), ""))
     flash = attention.fused_attention(*heads)
     assert calls == [1]
     torch.testing.assert_close(flash, plain, rtol=0, atol=1e-12)
     torch.testing.assert_close(torch.autograd.grad(flash.square().sum(), heads), gradients, rtol=0, atol=1e-11)
-
-
-def test_a_bias_never_goes_to_flash_attn(monkeypatch, heads):
-    calls = through_flash(monkeypatch, stand_in)
-    attention.fused_attention(*heads, bias=torch.zeros(3, 13, 13, dtype=torch.float64))
-    assert calls == []
-
-
-def test_what_flash_attn_refuses_torch_does(monkeypatch, heads):
-    def refuses(*args, **kwargs):
-        raise RuntimeError("FlashAttention only supports head dimension at most 256")
-
-    plain = attention.fused_attention(*heads)
-    calls = through_flash(monkeypatch, refuses)
-    assert torch.equal(attention.fused_attention(*heads), plain)
-    assert calls == [1]
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "reason"),
-    [("cpu", torch.float32, "CUDA"), ("cuda", torch.float32, "half precision"), ("cuda", torch.bfloat16, "import")],
-)
-def test_the_path_says_why_flash_attn_is_not_taken(monkeypatch, device, dtype, reason):
-    monkeypatch.setattr(attention, "_flash_attn", lambda: None)
-    path, why = attention.attention_path(device, dtype)
-    assert path == "torch"
-    assert reason in why
-
-
-def test_the_path_is_flash_attn_on_a_gpu_that_has_it(monkeypatch):
-    monkeypatch.setattr(attention, "_flash_attn", lambda: stand_in)
-    assert attention.attention_path("cuda", torch.bfloat16)[0] == "flash-attn"
 
 
 @pytest.mark.gpu

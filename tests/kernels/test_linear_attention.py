@@ -8,7 +8,6 @@ from circuitscope.kernels.linear_attention import (
     based_attention,
     based_phi,
     based_reference,
-    based_states,
     taylor_features,
 )
 
@@ -106,14 +105,6 @@ def test_no_whole_matrix_is_kept_for_backward():
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
         based_attention(q, k, v)
     assert max(kept) <= 512 * 4
-
-
-def test_states_are_running_sums():
-    _, k, v = (a.detach() for a in tensors(2, 6, 2, 3, 4))
-    states = based_states(k, v)
-    assert states.kv.shape == (2, 6, 2, 13, 4)
-    close(states.k[:, 2], taylor_features(k[:, :3]).sum(1), 1e-6)
-    close(states.kv[:, 2], torch.einsum("bjhf,bjhe->bhfe", taylor_features(k[:, :3]), v[:, :3]), 1e-6)
 
 
 def test_a_window_below_one_is_refused():

@@ -9,12 +9,8 @@ from circuitscope.kernels.s4d import (
     s4d_kernel,
     s4d_kernel_reference,
     s4d_lin,
-    s4d_readout,
-    s4d_states,
     s4d_with_state_edit,
     shift_ssm,
-    shift_ssm_states,
-    shift_ssm_with_state_edit,
 )
 
 BOTH = pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
@@ -87,13 +83,15 @@ def test_gradients_in_float64(discretization):
 @BOTH
 @pytest.mark.parametrize("length", [1, 2, 33])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-def test_states_read_out_to_the_convolution(discretization, length, dtype, tolerance):
+def test_the_states_that_an_edit_is_shown_read_out_to_the_convolution(discretization, length, dtype, tolerance):
     p = params(3, 4, discretization, dtype)
     u = torch.randn(2, length, 3, dtype=dtype)
-    states = s4d_states(u, p)
-    assert states.shape == (2, length, 3, 4)
-    assert states.is_complex()
-    close(s4d_readout(states, p), long_conv(u, s4d_kernel(p, length)), tolerance)
+    shown = []
+    y = s4d_with_state_edit(u, p, None, lambda states: shown.append(states) or states)
+    assert shown[0].shape == (2, length, 3, 4)
+    assert shown[0].is_complex()
+    close(2 * (shown[0] * torch.view_as_complex(p.C)).sum(-1).real, y, tolerance)
+    close(y, long_conv(u, s4d_kernel(p, length)), tolerance)
 
 
 def test_an_identity_edit_changes_nothing():
@@ -118,18 +116,17 @@ def test_erasing_the_state_at_t_is_starting_anew_after_t():
 
 
 def test_an_edit_may_write_in_place():
-    p, u, c = params(3, 4), torch.randn(2, 9, 3, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
+    p, u = params(3, 4), torch.randn(2, 9, 3, dtype=torch.float64)
 
     def erase(states):
         states[:, 4] = 0
         return states
 
-    for edited in (
-        lambda edit: s4d_with_state_edit(u, p, None, edit),
-        lambda edit: shift_ssm_with_state_edit(u, c, None, edit),
-    ):
-        assert edited(erase).equal(edited(lambda states: erase(states.clone())))
-        assert not edited(erase).equal(edited(lambda states: states))
+    def edited(edit):
+        return s4d_with_state_edit(u, p, None, edit)
+
+    assert edited(erase).equal(edited(lambda states: erase(states.clone())))
+    assert not edited(erase).equal(edited(lambda states: states))
 
 
 def test_autocast_does_not_round_the_kernel():
@@ -156,24 +153,11 @@ def test_gradients_flow_through_an_edit():
 def test_shift_ssm_is_a_filter_over_the_last_n_inputs(length):
     torch.manual_seed(0)
     u, c, D = torch.randn(2, length, 3), torch.randn(3, 5), torch.randn(3)
-    states = shift_ssm_states(u, 5)
-    close(shift_ssm(u, c, D), (states * c).sum(-1) + D * u, 1e-6)
+    expected = D * u
     for t in range(length):
-        for s in range(5):
-            assert states[:, t, :, s].equal(u[:, t - s] if s <= t else torch.zeros(2, 3))
-    close(shift_ssm_with_state_edit(u, c, D, lambda h: h), shift_ssm(u, c, D), 1e-6)
-
-
-def test_an_edit_of_the_shift_state_moves_on_and_falls_out():
-    u, c = torch.zeros(1, 8, 1), torch.tensor([[1.0, 10.0, 100.0]])
-
-    def write(states):
-        states = states.clone()
-        states[:, 2, :, 1] = 1
-        return states
-
-    y = shift_ssm_with_state_edit(u, c, None, write)
-    assert y.flatten().tolist() == [0, 0, 10, 100, 0, 0, 0, 0]
+        for s in range(min(5, t + 1)):
+            expected[:, t] += c[:, s] * u[:, t - s]
+    close(shift_ssm(u, c, D), expected, 1e-6)
 
 
 def test_an_unknown_discretization_is_named():

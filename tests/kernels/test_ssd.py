@@ -4,14 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from circuitscope.kernels import ssd as kernels
 from circuitscope.kernels.ssd import (
     segment_decay,
     ssd,
-    ssd_path,
     ssd_phi,
     ssd_reference,
-    ssd_states,
     ssd_with_state_edit,
 )
 
@@ -32,7 +29,7 @@ def inputs(
     A: float | None = None,
     seed: int = 0,
 ) -> tuple[Tensor, ...]:
-    """x, dt, A, B, C, D; Δ and A as Mamba2 draws them unless given."""
+    """x, dt, A, B, C, D; Δ and A as Mamba2 draws them by default."""
     r = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -137,7 +134,6 @@ def test_gradients_match_finite_differences(length: int, chunk: int) -> None:
     initial = torch.randn(1, 4, 3, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda *a: ssd(*a, chunk=chunk), (*parts, initial))
     assert torch.autograd.gradcheck(ssd_phi, parts[1:])
-    assert torch.autograd.gradcheck(ssd_states, (*parts[:4], initial))
 
 
 def test_gradients_in_float32_match_those_of_the_recurrence_in_float64() -> None:
@@ -199,13 +195,16 @@ def test_bad_sizes_are_refused() -> None:
         ssd(x, dt, A, B, C, D, chunk=0)
 
 
-def test_states_read_with_C_give_the_output() -> None:
-    x, dt, A, B, C, _ = inputs(33)
-    initial = torch.randn(2, 4, 7, 5, dtype=torch.float64)
-    S = ssd_states(x, dt, A, B, initial)
-    assert S.shape == (2, 33, 4, 7, 5)
-    read = torch.einsum("blhn,blhnp->blhp", C.repeat_interleave(2, 2), S)
-    assert error(read, ssd(x, dt, A, B, C, None, initial)) <= 1e-12
+def test_an_edit_is_shown_the_states_of_the_recurrence() -> None:
+    x, dt, A, B, C, D = inputs(33)
+    S = initial = torch.randn(2, 4, 7, 5, dtype=torch.float64)
+    shown: list[Tensor] = []
+    ssd_with_state_edit(x, dt, A, B, C, D, lambda states: shown.append(states) or states, initial)
+    assert shown[0].shape == (2, 33, 4, 7, 5)
+    for t in range(33):
+        write = torch.einsum("bhn,bhp->bhnp", B[:, t].repeat_interleave(2, 1), dt[:, t, :, None] * x[:, t])
+        S = (dt[:, t] * A).exp()[..., None, None] * S + write
+        assert error(shown[0][:, t], S) <= 1e-12
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -240,30 +239,6 @@ def test_gradients_flow_through_a_state_edit() -> None:
     parts = [part.requires_grad_() for part in inputs(4, batch=1, d_head=2, state=2)]
     push = torch.randn(1, 4, 4, 2, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda push, *a: ssd_with_state_edit(*a, lambda S: S * (1 + push)), (push, *parts))
-
-
-def test_the_path_is_named_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ssd_path("cpu", torch.float32) == (
-        "torch",
-        "chunked matrix products; fla's kernels need CUDA, the device is cpu",
-    )
-    assert ssd_path("cuda", torch.float32)[0] == "torch"
-    monkeypatch.setattr(kernels, "_fla_kernel", lambda device, dtype: None)
-    assert "missing" in ssd_path("cuda", torch.bfloat16)[1]
-    monkeypatch.setattr(kernels, "_fla_kernel", lambda device, dtype: print)
-    assert ssd_path("cuda", torch.bfloat16) == ("fla", "chunk_simple_gla: CUDA and bfloat16")
-
-
-def test_a_kernel_that_refuses_is_replaced_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: object) -> None:
-        raise AssertionError("head dimension too large\nand more")
-
-    parts = inputs(10)
-    want = ssd(*parts)
-    monkeypatch.setattr(kernels, "_refusals", {})
-    monkeypatch.setattr(kernels, "_fla_kernel", lambda device, dtype: refuse)
-    assert torch.equal(ssd(*parts), want)
-    assert kernels._refusals == {("cpu", torch.float64): "fla refused a call (head dimension too large)"}
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""The Φ contract as checks any mixer can be put through: a mixer module and its input in, assertions out.
+"""The contract of mixers as checks any mixer can be put through: a mixer module and its input in, assertions out.
 
 `mixer` is a built module, `x` [batch, pos, d_model] in the mixer's dtype. Checks compare a run with an
 identity hook, never the fused path, wherever bits must not change. test_contract puts every mixer through all of them.
@@ -6,6 +6,7 @@ identity hook, never the fused path, wherever bits must not change. test_contrac
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import circuitscope as cs
+from circuitscope.analysis.decay.lag_profile import profile_by_sequence
 from circuitscope.config.train import TrainConfig
-from circuitscope.hooks import HookPoint
+from circuitscope.lens import HookPoint
 from circuitscope.mixers import Mixer, MixerConfig
-from circuitscope.mixers.phi import product
+from circuitscope.mixers.reading import DeltaTransition, GatedTransition, Product, Reading
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.training.optimizer import make_optimizer
@@ -95,6 +97,21 @@ def seen_at(mixer: Any, x: Tensor, hook: str) -> Tensor:
     return kept[0]
 
 
+def hook_points(mixer: nn.Module) -> dict[str, Any]:
+    """The mixer's hooks by name."""
+    return {name: point for name, point in mixer.named_children() if isinstance(point, HookPoint)}
+
+
+def whole(product: Product, batch: int, skip: bool = True) -> Tensor:
+    """A mixing matrix of all units, with the whole batch axis."""
+    return product.build(slice(0, product.size), skip).expand(batch, -1, -1, -1)
+
+
+def built(mixer: Any, x: Tensor) -> dict[str, Tensor]:
+    """What each factor of the mixer's reading builds for all units, by name."""
+    return {factor.name: factor.build(slice(0, factor.size)) for factor in mixer.reading(x).factors}
+
+
 def exempt_from_decay(mixer: nn.Module) -> set[str]:
     """Names of the parameters that the package's optimizer spares."""
     groups = make_optimizer(mixer, TrainConfig(weight_decay=0.1)).param_groups
@@ -122,14 +139,14 @@ def check_protocol(mixer: Any, x: Tensor) -> None:
     assert out.dtype == x.dtype
     assert seen["v"].shape == heads
     assert seen["z"].shape == heads
-    assert set(mixer.core) <= set(mixer.factor_names)
+    assert mixer.reading(x).core.size == mixer.n_heads
     assert mixer.mixing_flops(x.shape[1]) > 0
 
 
 def check_fused_path_builds_nothing(mixer: Any, x: Tensor) -> None:
     """Without a listener neither Φ nor what is made on demand is built."""
     fired: list[str] = []
-    names = {name for name in ("hook_phi", *mixer.on_demand) if hasattr(mixer, name)}
+    names = {name for name, point in hook_points(mixer).items() if name == "hook_phi" or point.on_demand}
     originals = {name: getattr(mixer, name).forward for name in names}
     try:
         for name in names:
@@ -341,29 +358,163 @@ def check_state_beside_phi(mixer: Any, x: Tensor) -> None:
         assert_close(run(mixer, x, hook_phi=identity, hook_state=double)[1]["z"], by_phi + added)
 
 
-# -- factors ------------------------------------------------------------------------------------------
+# -- the reading --------------------------------------------------------------------------------------
 
 
 def check_factors(mixer: Any, x: Tensor) -> None:
-    """Factors in the order of their names, each of the right shape, in slices as whole; the core is hook_phi."""
+    """Factors have the shape that they say, in slices as whole; the core is hook_phi; shares are shares."""
     batch, length = x.shape[:2]
     with torch.no_grad():
-        factors = mixer.factors(x)
-        assert tuple(f.name for f in factors) == mixer.factor_names
-        for factor in factors:
-            whole = factor.build(slice(0, factor.size))
+        reading = mixer.reading(x)
+        assert (reading.batch, reading.length) == (batch, length)
+        assert len({factor.name for factor in reading.factors}) == len(reading.factors)
+        for factor in reading.factors:
+            matrix = factor.build(slice(0, factor.size))
             shape = (factor.size, length) if factor.diagonal else (factor.size, length, length)
-            assert whole.shape[1:] == shape, factor.name
-            assert whole.shape[0] in (1, batch), factor.name
+            assert matrix.shape[1:] == shape, factor.name
+            assert matrix.shape[0] in (1, batch), factor.name
             part = slice(factor.size // 2, factor.size // 2 + 1)
-            assert_close(factor.build(part), whole[:, part], 1e-6, f"a slice of {factor.name}")
-        core = [f for f in factors if f.name in mixer.core]
-        phi = product(core, slice(0, mixer.n_heads)).expand(batch, -1, -1, -1)
-        assert_close(phi, seen_at(mixer, x, "hook_phi"), 1e-6, "product of the core")
+            assert_close(factor.build(part), matrix[:, part], 1e-6, f"a slice of {factor.name}")
+            if factor.shares:
+                assert not factor.diagonal
+                assert (matrix >= 0).all(), factor.name
+                assert_close(matrix.sum(-1), torch.ones_like(matrix[..., 0]), 1e-5, f"rows of {factor.name}")
+        assert_close(whole(reading.core, batch), seen_at(mixer, x, "hook_phi"), 1e-6, "product of the core")
+
+
+def check_products(mixer: Any, x: Tensor) -> None:
+    """Each product is causal; where it names a hook, the hook carries it, has its unit and size, and acts on it."""
+    points = hook_points(mixer)
+    with torch.no_grad():
+        reading = mixer.reading(x)
+        plain = {hook: run(mixer, x, **{hook: identity})[0] for hook in ("hook_phi", "hook_phi_conv") if hook in points}
+        assert reading.core.name in reading.products()
+        for name, product in reading.products(diagonal=True).items():
+            assert (name, product) == (product.name, reading.product(name))
+            matrix = whole(product, len(x))
+            assert (matrix.triu(1) == 0).all(), name
+            if product.diagonal:
+                assert (matrix.tril(-1) == 0).all(), name
+            if not product.hook:
+                continue
+            assert points[product.hook].axes == ("batch", product.unit, "dest", "src")
+            carried = seen_at(mixer, x, product.hook)
+            assert carried.shape[1] == product.size
+            assert_close(matrix, carried, 1e-6, f"{name} at {product.hook}")
+            edited, _ = run(mixer, x, **{product.hook: lambda value: 0.5 * value})
+            assert not torch.equal(edited, plain[product.hook]), f"an edit at {product.hook} does nothing"
+        assert {product.hook for product in reading.products(diagonal=True).values()} - {""} == set(plain)
+
+
+def check_skip(mixer: Any, x: Tensor) -> None:
+    """Without the skip term a matrix is that of the same weights with D = 0; a profile is that of the matrix."""
+    parameters = dict(mixer.named_parameters())
+    skip = [name for name in ("D", "ssm.D", "skip") if name in parameters]
+    bare = deepcopy(mixer)
+    with torch.no_grad():
+        for name in skip:
+            bare.get_parameter(name).zero_()
+        reading, without = mixer.reading(x), bare.reading(x)
+        assert reading.core.has_skip == bool(skip)
+        for name, product in reading.products(diagonal=True).items():
+            want = whole(without.product(name), len(x))
+            assert_close(whole(product, len(x), skip=False), want, 1e-12, f"{name} without D")
+            assert torch.equal(whole(product, len(x)), want) == (not product.has_skip), name
+        for factor in reading.factors:
+            if factor.profile is not None:
+                part = slice(factor.size // 3, factor.size)
+                for got, build in zip(factor.profile(part), (factor.build, factor.without_skip), strict=True):
+                    assert build is not None
+                    assert_close(got, profile_by_sequence(build(part)), 1e-9, f"the profile of {factor.name}")
+
+
+def check_transition(mixer: Any, x: Tensor, at: int = 2) -> None:
+    """What the transition leaves of a change of the state at one position is what later outputs read of it.
+
+    Where no vector of the token reads the state it is complex: then the size of what is read, by the same weights
+    at every position, falls as the transition says.
+    """
+    with torch.no_grad():
+        reading = mixer.reading(x)
+        transition, state = reading.transition, reading.state
+        assert isinstance(transition, GatedTransition | DeltaTransition)
+        assert state is not None
+        start = seen_at(mixer, x, state.hook)
+        if not state.by:
+            _check_sizes(mixer, x, transition, start, at)
+            return
+        left = torch.randn(start[:, at].shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+        moved = _moved(mixer, x, state.hook, at, left)
+        by = seen_at(mixer, x, state.by)
+        assert (moved[:, :at] == 0).all()
+        for i in range(at, x.shape[1]):
+            if i > at:
+                left = _carried(transition, left, i)
+            want = _read_scale(mixer) * state.read(left, by[:, i])
+            assert_close(moved[:, i].flatten(1), want.flatten(1), 1e-10, f"what is left at {i}")
+
+
+def _check_sizes(mixer: Any, x: Tensor, transition: Any, start: Tensor, at: int) -> None:
+    """One state of one unit moved by 1 and by i: the root of the sum of squares is the size of what is kept of it."""
+    assert start.is_complex()
+    ones = {name: torch.ones_like for name in ("hook_q",) if name in hook_points(mixer)}  # reads alike everywhere
+    unit, n = transition.rate.shape[0] // 2, transition.rate.shape[1] - 1
+    per_unit = start.shape[2] // transition.rate.shape[0]
+    size = torch.zeros(x.shape[:2], dtype=x.dtype)
+    for by in (1, 1j):
+        change = torch.zeros_like(start[:, at])
+        change[:, unit * per_unit, n] = by
+        size += _moved(mixer, x, "hook_state", at, change, **ones).square().flatten(2).sum(2)
+    kept = (transition.rate[unit, n] * transition.time[:, at:, unit].double().cumsum(1)).exp()
+    want = (kept / kept[:, :1]).expand(len(x), -1)
+    assert_close((size[:, at:] / size[:, at, None]).sqrt(), want, 1e-9, "what is kept of a state")
+
+
+def _moved(mixer: Any, x: Tensor, hook: str, at: int, change: Tensor, **edits: Edit) -> Tensor:
+    """How z moves when the state at one position does."""
+
+    def edit(states: Tensor) -> Tensor:
+        states = states.clone()
+        states[:, at] += change
+        return states
+
+    before, after = (run(mixer, x, **{hook: by}, **edits)[1]["z"] for by in (identity, edit))
+    return after - before
+
+
+def _carried(transition: GatedTransition | DeltaTransition, state: Tensor, i: int) -> Tensor:
+    """A_i times a state."""
+    if isinstance(transition, DeltaTransition):
+        k, beta = transition.k[:, i, :, :, None], transition.beta[:, i, :, None, None]
+        decay = 1 if transition.log_decay is None else transition.log_decay[:, i, :, None, None].exp()
+        return decay * (state - beta * k * (k * state).sum(2, keepdim=True))
+    decay = (transition.time[:, i, :, None] * transition.rate).exp()
+    return decay.view(*decay.shape, *[1] * (state.ndim - 3)) * state
+
+
+def _read_scale(mixer: Any) -> float:
+    """The delta rules read q · S / √d_key, all others C · h."""
+    return float(mixer.d_key**-0.5) if hasattr(mixer, "d_key") else 1.0
+
+
+def check_state_read(mixer: Any, x: Tensor) -> None:
+    """What the reading vectors read of the states, plus the skip term, is z."""
+    with torch.no_grad():
+        reading = mixer.reading(x)
+        state = reading.state
+        assert state is not None
+        states, by = seen_at(mixer, x, state.hook), seen_at(mixer, x, state.by)
+        assert by[0, 0].numel() == state.groups * by.shape[-1]
+        read = _read_scale(mixer) * state.read(states.flatten(0, 1), by.flatten(0, 1))
+        assert torch.equal(state.from_heads(state.as_heads(states[:, 0])), states[:, 0])
+        seen = run(mixer, x)[1]
+        direct = whole(reading.core, len(x)) - whole(reading.core, len(x), skip=False)
+        z = read.view_as(seen["z"]) + torch.einsum("bhij,bjhd->bihd", direct, seen["v"])
+        assert_close(z, seen["z"], 1e-10, "z from the states")
 
 
 def check_factors_as_hooked(mixer: Any, x: Tensor) -> None:
-    """`factors` under a hook are what the mixer uses under it: their core is what enters hook_phi.
+    """The reading under a hook is of what the mixer uses under it: its core is what enters hook_phi.
 
     Every hook but those around the product acts, and none fires twice, there or in a forward.
     """
@@ -373,15 +524,11 @@ def check_factors_as_hooked(mixer: Any, x: Tensor) -> None:
         fired.append(0.9 * value)
         return fired[-1]
 
-    def entering(factors: Any) -> Tensor:
-        core = [f for f in factors if f.name in mixer.core]
-        return product(core, slice(0, mixer.n_heads)).expand(len(x), -1, -1, -1)
-
-    names = [name for name, point in mixer.named_children() if isinstance(point, HookPoint)]
+    names = list(hook_points(mixer))
     assert set(names) >= AROUND - {"hook_state"}
     moving = []
     with torch.no_grad():
-        plain = entering(mixer.factors(x))
+        plain = whole(mixer.reading(x).core, len(x))
         for name in names:
             kept: list[Tensor] = []
             watch = mixer.hook_phi.register_forward_pre_hook(lambda m, args, kept=kept: kept.append(args[0].clone()))
@@ -390,18 +537,19 @@ def check_factors_as_hooked(mixer: Any, x: Tensor) -> None:
                 assert len(fired) <= 1, f"{name} fired {len(fired)} times in a forward"
                 watch.remove()
                 fired.clear()
-                factors = {f.name: f for f in mixer.factors(x)}
-                built = {n: f.build(slice(0, f.size)) for n, f in factors.items()}
-                phi = entering(factors.values())
+                reading: Reading = mixer.reading(x)
+                parts = {f.name: f.build(slice(0, f.size)) for f in reading.factors}
+                phi = whole(reading.core, len(x))
             assert len(fired) == 0 if name in AROUND else len(fired) <= 1, f"{name} fired {len(fired)} times"
             assert_close(phi, kept[0], 1e-6, f"Φ under an edit at {name}")
-            if name == "hook_phi_conv":
-                assert torch.equal(built["shift" if "shift" in built else "conv"], fired[0])
-            if name == "hook_conv" and "silu" in built:
-                assert torch.equal(built["silu"], fired[0].sigmoid().mT)
-            if name == "hook_gate" and "gate" in built:
+            for factor in reading.factors:
+                if factor.hook == name:
+                    assert torch.equal(parts[factor.name], fired[0])
+            if name == "hook_conv" and "silu" in parts:
+                assert torch.equal(parts["silu"], fired[0].sigmoid().mT)
+            if name == "hook_gate" and "gate" in parts:
                 gate = fired[0] if type(mixer).__name__ == "GatedConv" else F.silu(fired[0])
-                assert torch.equal(built["gate"], gate.mT)
+                assert torch.equal(parts["gate"], gate.mT)
             if not torch.equal(phi, plain):
                 moving.append(name)
             fired.clear()
@@ -415,13 +563,12 @@ def check_composed(mixer: Any, x: Tensor, u: Tensor, tolerance: float = 1e-12) -
     Exact only where nothing affine stands between the factors: set a conv's bias to zero first.
     """
     with torch.no_grad():
-        factors = mixer.factors(x)
-        core = [i for i, f in enumerate(factors) if f.name in mixer.core]
+        factors = mixer.reading(x).factors
+        core = [i for i, factor in enumerate(factors) if factor.core]
         outer, inner = factors[: core[0]], factors[core[-1] + 1 :]
         seen = run(mixer, x)[1]
         z, v = seen["z"].flatten(2), seen["v"].flatten(2)
-        size = max(f.size for f in factors)
-        assert u.shape == (*x.shape[:2], size)
+        assert u.shape == (*x.shape[:2], max(factor.size for factor in factors))
         if inner:
             assert_close(_times(inner, u), v, tolerance, "what stands before Φ")
         want = _times(outer, z) if outer else z
@@ -429,6 +576,6 @@ def check_composed(mixer: Any, x: Tensor, u: Tensor, tolerance: float = 1e-12) -
 
 
 def _times(factors: Any, u: Tensor) -> Tensor:
-    matrix = product(factors, slice(0, max(f.size for f in factors)))
+    matrix = whole(Product("some", tuple(factors)), len(u))
     per_head = u.shape[2] // matrix.shape[1]  # where all factors live on heads
-    return torch.einsum("bcij,bjc->bic", matrix.repeat_interleave(per_head, 1).expand(len(u), -1, -1, -1), u)
+    return torch.einsum("bcij,bjc->bic", matrix.repeat_interleave(per_head, 1), u)

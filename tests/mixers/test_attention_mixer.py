@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import circuitscope as cs
-from circuitscope.mixers import Attention, AttentionConfig
+from circuitscope.mixers.attention import Attention, AttentionConfig
 
 POSITIONS = ["none", "learned", "sinusoidal", "rope", "alibi"]
 

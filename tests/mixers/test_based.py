@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.kernels.linear_attention import based_reference, based_states
+from circuitscope.kernels.linear_attention import based_reference, taylor_features
 from circuitscope.mixers.based import Based, BasedConfig
 
 D_MODEL = 16
@@ -59,8 +59,8 @@ def test_the_output_is_that_of_the_recurrence():
 def test_state_size_is_features_times_values_and_the_normalizer():
     assert mixer().state_size == 2 * (1 + 4 + 16) * (8 + 1)
     x = contract.stream(3, D_MODEL, batch=1)
-    states = based_states(contract.seen_at(mixer(), x, "hook_k"), contract.seen_at(mixer(), x, "hook_v"))
-    assert mixer().state_size == states.kv[0, 0].numel() + states.k[0, 0].numel()
+    features, v = taylor_features(contract.seen_at(mixer(), x, "hook_k")), contract.seen_at(mixer(), x, "hook_v")
+    assert mixer().state_size == features[0, 0].numel() * (v.shape[-1] + 1)
     assert Based(BasedConfig(), 64, "none").state_size == 273 * 65
 
 

@@ -1,5 +1,6 @@
-"""Every mixer, in every shape of its own, keeps the Φ contract. What is particular to a mixer is in its own file."""
+"""Every mixer, in every shape of its own, keeps the contract. What is particular to a mixer is in its own file."""
 
+import inspect
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,17 +16,24 @@ from contract import (
     check_gradient_through_phi,
     check_lower_triangular,
     check_phi_identity,
+    check_products,
     check_protocol,
+    check_skip,
     check_state_beside_phi,
     check_state_hook,
+    check_state_read,
+    check_transition,
+    hook_points,
     identity,
     run,
     shaken,
     stream,
 )
 
+import circuitscope as cs
 from circuitscope import mixers
-from circuitscope.mixers import MixerConfig, build_mixer, mixer_config
+from circuitscope.mixers import Mixer, MixerConfig, Reading, build_mixer, mixer_config
+from circuitscope.mixers.reading import DeltaTransition, GatedTransition
 
 D_MODEL = 16
 
@@ -92,9 +100,14 @@ def having(hook: str) -> list[str]:
     return [name for name in CASES if hasattr(build(name), hook)]
 
 
+def reading(name: str) -> Reading:
+    return build(name).reading(stream(3, D_MODEL))
+
+
 each = pytest.mark.parametrize("name", CASES)
 with_conv = pytest.mark.parametrize("name", having("hook_phi_conv"))
 with_state = pytest.mark.parametrize("name", having("hook_state"))
+read_by_a_vector = [name for name in having("hook_state") if reading(name).state.by]
 # at 256 positions the float64 references are slow, and one sequence will do
 SIZES = [
     (length, batch, dtype)
@@ -105,11 +118,21 @@ SIZES = [
 both_precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
+def mixer_input(model: cs.HookedLM, tokens: torch.Tensor, layer: int) -> torch.Tensor:
+    return model.layers[layer].mixer_input(model.stream_before(tokens, layer)).detach()
+
+
 def test_every_mixer_is_here_and_has_a_state_where_it_is_finite():
     assert {c.config.name for c in CASES.values()} == set(mixers.names()) - {"lstm"}  # the LSTM has no Φ
-    assert {n for n in mixers.names() if mixers.has_phi(mixers.mixer_config(n))} == set(mixers.names()) - {"lstm"}
     recurrent = {"mamba", "s6", "s4_mamba", "mamba2", "deltanet", "gated_deltanet", "rwkv", "s4", "h3"}
     assert {CASES[name].config.name for name in having("hook_state")} == recurrent
+    assert {CASES[name].config.name for name in CASES if reading(name).state is not None} == recurrent
+    by = {"mamba", "s6", "mamba2", "deltanet", "gated_deltanet"}
+    assert {CASES[name].config.name for name in read_by_a_vector} == by
+
+
+def test_the_protocol_fits_on_one_screen():
+    assert len(inspect.getsource(Mixer).splitlines()) <= 40
 
 
 @each
@@ -131,10 +154,11 @@ def test_the_contract_holds_on_trained_weights(name):
     config, reach, positions = CASES[name]
     model, tokens = briefly_trained(config, positions)
     for dtype in (torch.float32, torch.float64):
-        mixer, x = model.to(dtype).layers[0].mixer, model.mixer_input(tokens, 0).detach()
+        mixer, x = model.to(dtype).layers[0].mixer, mixer_input(model, tokens, 0)
         check_phi_identity(mixer, x)
         check_edit_one_entry(mixer, x)
         check_factors(mixer, x)
+        check_products(mixer, x)
         if hasattr(mixer, "hook_phi_conv"):
             check_conv_hook(mixer, x)
         if hasattr(mixer, "hook_state") and 2 * reach < x.shape[1]:
@@ -181,8 +205,29 @@ def test_state_and_phi_can_be_hooked_at_once(name):
 
 @pytest.mark.parametrize("length", [1, 11])
 @each
-def test_the_core_of_the_factors_is_phi_in_slices_as_whole(name, length):
-    check_factors(build(name, torch.float64), stream(length, D_MODEL, 2, torch.float64))
+def test_the_reading_is_of_the_mixer_in_slices_as_whole(name, length):
+    mixer, x = build(name, torch.float64), stream(length, D_MODEL, 2, torch.float64)
+    check_factors(mixer, x)
+    check_products(mixer, x)
+    check_skip(mixer, x)
+
+
+@each
+def test_a_mixer_has_a_transition_or_says_why_not(name):
+    found = reading(name).transition
+    assert isinstance(found, GatedTransition | DeltaTransition) == (name in having("hook_state"))
+    assert not isinstance(found, str) or " " in found
+
+
+@pytest.mark.parametrize("name", [n for n in having("hook_state") if CASES[n].config.name != "rwkv"])
+def test_the_transition_is_that_of_the_recurrence(name):
+    """RWKV's output is a quotient of states: its transition is looked at in its own file."""
+    check_transition(build(name, torch.float64), stream(9, D_MODEL, 2, torch.float64))
+
+
+@pytest.mark.parametrize("name", read_by_a_vector)
+def test_what_is_read_of_the_states_and_the_skip_term_are_z(name):
+    check_state_read(build(name, torch.float64), stream(9, D_MODEL, 2, torch.float64))
 
 
 @each
@@ -212,3 +257,45 @@ def test_bfloat16_autocast_rounds_and_no_more(name):
         got.float().sum().backward()
         assert float((got - want).detach().abs().max()) <= 0.05 * float(want.detach().abs().max())
         assert all(p.grad is not None and p.grad.isfinite().all() for p in mixer.parameters())
+
+
+# -- presets ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=cs.models.names())
+def preset(request) -> tuple[cs.HookedLM, torch.Tensor]:
+    model = cs.model(request.param, d_model=32, vocab_size=9, max_length=7).eval()
+    return model, torch.randint(9, (2, 7), generator=torch.Generator().manual_seed(0))
+
+
+def test_every_hook_of_a_preset_names_the_axes_of_what_it_carries(preset):
+    """A name stands for one size wherever it is used in a layer."""
+    model, tokens = preset
+    _, cache = model.run_with_cache(tokens, names_filter=lambda name: True)
+    assert set(cache) >= {name for name in model.hook_dict if not name.endswith("hook_attn_scores")}
+    known = {"batch": 2, "pos": 7, "dest": 7, "src": 7, "d_model": 32, "scale": 1}
+    sizes: dict[str, dict[str, int]] = {}
+    for name, value in cache.items():
+        axes = model.hook_dict[name].axes
+        assert value.ndim == len(axes), name
+        of_layer = sizes.setdefault(name.rsplit(".", 1)[0], dict(known))
+        for axis, size in zip(axes, value.shape, strict=True):
+            assert of_layer.setdefault(axis, size) == size, f"{axis} of {name}"
+
+
+def test_every_layer_of_a_preset_reads_as_it_mixes(preset):
+    model, tokens = preset
+    for layer in {config: i for i, config in enumerate(model.config.mixers)}.values():
+        mixer = model.layers[layer].mixer
+        assert isinstance(mixer, Mixer)
+        x = mixer_input(model, tokens, layer)
+        if not hasattr(mixer, "hook_phi"):
+            assert mixer.reading(x).no_phi
+            continue
+        check_factors(mixer, x)
+        check_products(mixer, x)
+        assert model.on_demand >= {
+            f"blocks.{layer}.mixer.{name}"
+            for name, point in hook_points(mixer).items()
+            if "channel dest" in " ".join(point.axes)
+        }

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 
 import circuitscope as cs
 from circuitscope.mixers.gated_conv import GatedConv, GatedConvConfig
-from circuitscope.mixers.phi import product
 
 D_MODEL = 16
 
@@ -34,7 +33,7 @@ def test_the_output_is_the_projected_gate_times_conv_of_the_values():
 
 def test_the_composed_matrix_is_all_the_mixing_there_is():
     built, x = mixer(torch.float64), contract.stream(17, D_MODEL, dtype=torch.float64)
-    composed = product(built.factors(x), slice(0, D_MODEL))
+    composed = contract.whole(built.reading(x).product("composed"), len(x))
     v = built.in_proj(x).chunk(2, -1)[1]
     contract.assert_close(built.out(torch.einsum("bcij,bjc->bic", composed, v)), built(x))
 

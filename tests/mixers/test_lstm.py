@@ -39,7 +39,13 @@ def test_it_is_the_recurrence_written_out(length, batch):
 
 def test_it_has_no_phi_and_says_why():
     assert not hasattr(mixer(), "hook_phi")
-    assert mixer().factors(contract.stream(3, D_MODEL)) == []
+    reading = mixer().reading(contract.stream(3, D_MODEL))
+    assert (reading.factors, reading.products(), reading.state) == ((), {}, None)
+    assert reading.no_phi
+    assert reading.transition == "an LSTM is nonlinear in its state, so its transition is not a matrix"
+    for ask in (lambda: reading.core, lambda: reading.whole, lambda: reading.product("phi")):
+        with pytest.raises(cs.UserError, match=r"^its gates read the state, .*no mixing matrix"):
+            ask()
     for factors in ("phi", "composed", "conv"):
         with pytest.raises(cs.UserError, match=r"layer 1 is lstm: .*nonlinear.*no mixing matrix"):
             cs.phi(model(), TOKENS, 1, factors=factors)

@@ -15,7 +15,7 @@ from contract import (
 from circuitscope.mixers.mamba import Mamba, MambaConfig
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.hooked_lm import HookedLM
-from circuitscope.models.phi import phi
+from circuitscope.models.mixing_matrix import phi
 
 VARIANTS = {
     "whole": {},
@@ -72,7 +72,7 @@ def test_the_bias_of_the_conv_is_the_affine_term():
     u, gate = mixer.in_proj(x).chunk(2, -1)
     _, seen = run(mixer, x)
     ssm = seen_at(mixer, x, "hook_phi")
-    gate_f, _, silu, conv = (f.build(slice(0, 32)) for f in mixer.factors(x))
+    gate_f, _, silu, conv = (f.build(slice(0, 32)) for f in mixer.reading(x).factors)
     composed = gate_f[..., None] * ssm @ (silu[..., None] * conv)
     affine = gate_f * (ssm @ (silu * mixer.conv.bias[:, None])[..., None])[..., 0]
     got = torch.einsum("bcij,bjc->bic", composed, u) + affine.mT
@@ -80,9 +80,10 @@ def test_the_bias_of_the_conv_is_the_affine_term():
 
 
 def test_factors_and_hooks_are_those_that_exist():
-    assert build("whole").factor_names == ("gate", "ssm", "silu", "conv")
-    assert build("no_conv").factor_names == ("gate", "ssm", "silu")
-    assert build("bare").factor_names == ("ssm",)
+    names = {variant: [f.name for f in build(variant).reading(stream(3, 16)).factors] for variant in VARIANTS}
+    assert names["whole"] == ["gate", "ssm", "silu", "conv"]
+    assert names["no_conv"] == ["gate", "ssm", "silu"]
+    assert names["bare"] == ["ssm"]
     assert not hasattr(build("no_conv"), "hook_phi_conv")
     assert not hasattr(build("no_gate"), "hook_gate")
 

@@ -6,7 +6,6 @@ import torch
 
 import circuitscope as cs
 from circuitscope import mixers
-from circuitscope.models.phi import factor_names
 
 TOKENS = torch.randint(9, (2, 12), generator=torch.Generator().manual_seed(0))
 NAMES = [name for name in mixers.names() if name != "lstm"]
@@ -33,7 +32,7 @@ def test_phi_is_what_hook_phi_carries_and_slices_and_reductions_are_of_it(name):
     built = model(name)
     whole = cs.phi(built, TOKENS, 0).detach()
     torch.testing.assert_close(whole, entering_phi(built, 0), rtol=0, atol=1e-6 * float(whole.abs().max()))
-    for factors in ("phi", *factor_names(built, 0)):
+    for factors in ("phi", *built.reading(TOKENS, 0).products(diagonal=True)):
         whole = cs.phi(built, TOKENS, 0, factors).detach()
         small = {"rtol": 0, "atol": 1e-6 * float(whole.abs().max())}
         parts = list(cs.phi_chunks(built, TOKENS, 0, factors, chunk=3))
@@ -134,7 +133,7 @@ def test_the_size_is_that_of_the_models_precision(monkeypatch):
     size = 2 * 32 * 12**2 * 4  # in float32
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1.5 * size}))
     assert cs.phi(model("mamba"), TOKENS, 0).element_size() == 4
-    with pytest.raises(cs.UserError, match="32 channels at length 12"):
+    with pytest.raises(cs.UserError, match="2 sequences and 32 channels at length 12"):
         cs.phi(model("mamba").double(), TOKENS, 0)
     assert cs.phi(model("mamba").double(), TOKENS, 0, reduce="mean").shape == (2, 12, 12)
 

@@ -20,7 +20,7 @@ def build(dtype=torch.float32, d_model=D_MODEL):
 
 def test_the_shift_before_the_values_is_a_factor_on_the_channels_of_x():
     mixer, x = build(), contract.stream(13, D_MODEL)
-    shift = mixer.factors(x)[2].build(slice(0, D_MODEL))
+    shift = contract.built(mixer, x)["shift"]
     shifted = torch.einsum("bcij,bjc->bic", shift.expand(2, -1, -1, -1), x)
     contract.assert_close(shifted, contract.run(mixer, x)[1]["conv"])
 
@@ -48,9 +48,29 @@ def test_an_erased_state_starts_anew():
         contract.assert_close(out[:, 5:], mixer(x[:, 5:]))
 
 
+def test_the_transition_is_how_numerator_and_denominator_fall():
+    """One more in the numerator at 2 moves z_i by σ(r_i) e^{max_2 − (i−3)w} / den_i; den_i is e^{u + k_i} / w_ii."""
+    mixer, x = build(torch.float64), contract.stream(9, D_MODEL, dtype=torch.float64)
+    with torch.no_grad():
+        parts, k = contract.built(mixer, x), contract.seen_at(mixer, x, "hook_k")[..., 0].mT
+        denominator = (mixer.time_first[:, None] + k).exp() / parts["wkv"].diagonal(0, -2, -1)
+        before, after = (
+            contract.run(mixer, x, hook_state=lambda s, by=by: torch.cat([s[:, :2], s[:, 2:3] + by, s[:, 3:]], 1))[1][
+                "z"
+            ]
+            for by in (torch.zeros(3), torch.tensor([1.0, 0, 0]))
+        )
+        left = (after - before)[..., 0].mT / parts["receptance"] * denominator
+        scale = contract.seen_at(mixer, x, "hook_state")[:, 2, :, 2].exp()
+        transition = mixer.reading(x).transition
+        kept = (transition.rate[None] * transition.time[:, 3:].cumsum(1).mT).exp() / transition.rate.exp()
+        assert (left[..., :3] == 0).all()
+        contract.assert_close(left[..., 3:], scale[..., None] * kept)
+
+
 def test_the_factors_are_receptance_and_weights_that_sum_to_one():
     mixer, x = build(torch.float64), contract.stream(11, D_MODEL, dtype=torch.float64)
-    weights = mixer.factors(x)[1].build(slice(0, D_MODEL))
+    weights = contract.built(mixer, x)["wkv"]
     contract.assert_close(weights.sum(-1), torch.ones(2, D_MODEL, 11, dtype=torch.float64))
 
 
@@ -59,7 +79,8 @@ def test_a_composed_matrix_is_refused_in_a_sentence():
     with pytest.raises(UserError, match="only per pair of channels"):
         cs.phi(model, tokens, 0, factors="composed")
     assert cs.phi(model, tokens, 0, factors="shift").shape == (3, D_MODEL, 32, 32)
-    hooked = contract.seen_at(model.layers[0].mixer, model.mixer_input(tokens, 0), "hook_phi")
+    x = model.layers[0].mixer_input(model.stream_before(tokens, 0))
+    hooked = contract.seen_at(model.layers[0].mixer, x, "hook_phi")
     contract.assert_close(cs.phi(model, tokens, 0), hooked)
 
 

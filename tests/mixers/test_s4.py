@@ -48,7 +48,7 @@ def test_phi_is_the_same_for_every_input_and_kept_once():
     first, second = (seen_at(mixer, stream(7, 16, seed=seed), "hook_phi") for seed in (0, 1))
     assert torch.equal(first, second)
     assert torch.equal(first[0], first[1])
-    assert mixer.factors(stream(7, 16))[0].build(slice(0, 16)).shape[0] == 1
+    assert mixer.reading(stream(7, 16)).factors[0].build(slice(0, 16)).shape[0] == 1
 
 
 def test_out_is_gelu_then_a_gated_linear_unit():
@@ -100,7 +100,7 @@ def test_states_are_those_of_the_complex_recurrence_and_an_edit_decays_as_it_say
 
 def test_the_convolution_is_the_only_factor():
     mixer, x = build(torch.float64), stream(11, 16, 2, torch.float64)
-    assert mixer.factor_names == mixer.core == ("ssm",)
+    assert [(f.name, f.core) for f in mixer.reading(x).factors] == [("ssm", True)]
     check_composed(mixer, x, x)
 
 

@@ -40,7 +40,7 @@ def test_states_are_those_of_the_recurrence():
 
 def test_the_scan_is_the_only_factor():
     mixer, x = build(torch.float64), stream(11, 16, 2, torch.float64)
-    assert mixer.factor_names == mixer.core == ("ssm",)
+    assert [(f.name, f.core) for f in mixer.reading(x).factors] == [("ssm", True)]
     check_composed(mixer, x, x)
 
 

@@ -1,7 +1,7 @@
 """flash-linear-attention's naive Based as the reference for based_attention.
 
 fla lays tensors out as [batch, head, pos, d], adds 1e-6 to a row's sum where ours takes an eps, and its function
-scales by d^−½ unless told otherwise.
+scales by d^−½ by default.
 """
 
 import warnings

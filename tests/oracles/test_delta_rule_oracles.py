@@ -1,6 +1,7 @@
 """The delta rules against transformers' Qwen3-Next and fla, and the adaptor to fla by fla's references."""
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from circuitscope.kernels import backends
 from circuitscope.kernels import delta_rule as kernels
 from circuitscope.kernels.delta_rule import delta_phi, delta_rule
 
@@ -108,10 +110,13 @@ def test_the_adaptor_to_fla(
         calls.append(arguments)
         return (naive.naive_recurrent_gated_delta_rule if gated else plain_stand_in)(**arguments)
 
-    monkeypatch.setattr(kernels, "_fla_kernel", lambda device, dtype, gated: stand_in)
+    name = "FLA_GATED_DELTA" if gated else "FLA_DELTA"
+    real = getattr(backends, name)
+    here = replace(real, device="cpu", dtypes=(torch.float32,), limits=lambda device, **sizes: "")
+    monkeypatch.setattr(kernels, name, here)
+    monkeypatch.setattr(backends, "_import", lambda path: (stand_in, ""))
     got = delta_rule(*parts, scale=scale, initial=initial)
     assert len(calls) == 1
-    assert not kernels._refusals
     agree(got, want, [*parts, *([] if initial is None else [initial])])
 
 
@@ -124,9 +129,9 @@ def test_the_adaptor_speaks_the_kernels_language(gated: bool) -> None:
 
     seen: dict[str, Any] = {}
 
-    def listen(**arguments: Any) -> tuple[None, None]:
+    def listen(**arguments: Any) -> tuple[Tensor, None]:
         seen.update(arguments)
-        return None, None
+        return arguments["v"], None
 
     q, k, v, beta, *g = inputs(5, gated=gated)
     kernels._delta_by_fla(listen, q.bfloat16(), k, v, beta, g[0] if g else None, 1.0, None)

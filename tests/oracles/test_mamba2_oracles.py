@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from circuitscope import mixers
 from circuitscope.mixers.mamba2 import Mamba2, Mamba2Config
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.hooked_lm import HookedLM
@@ -89,9 +88,8 @@ def test_the_mixer_of_transformers(plain_transformers, length, headdim, n_groups
         agree(grads[0][NAMES.get(name, name)], gradient, GRADIENT, f"gradient at {name}", floor)
 
 
-def test_a_whole_model_of_transformers_with_its_norm_in_the_place_of_ours(plain_transformers, monkeypatch):
+def test_a_whole_model_of_transformers_with_its_norm_in_the_place_of_ours(plain_transformers):
     """Logits and gradients of Mamba2ForCausalLM. Its norms are RMSNorm, this package's LayerNorm: swapped here."""
-    monkeypatch.setitem(mixers._MIXERS, "mamba2", (Mamba2Config, Mamba2))
     torch.manual_seed(0)
     config = transformers_config(plain_transformers, 12)
     theirs = shaken(plain_transformers.Mamba2ForCausalLM(config))

@@ -2,11 +2,13 @@
 
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from circuitscope.kernels import backends
 from circuitscope.kernels import selective_scan as module
 from circuitscope.kernels.selective_scan import selective_scan
 
@@ -49,7 +51,7 @@ def selective_scan_ref(monkeypatch):
         if name not in sys.modules:
             monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     interface = pytest.importorskip("mamba_ssm.ops.selective_scan_interface", exc_type=ImportError)
-    monkeypatch.setattr(interface, "selective_scan_fn", interface.selective_scan_ref)
+    monkeypatch.setattr(backends, "_import", lambda path: (interface.selective_scan_ref, ""))
     return interface.selective_scan_ref
 
 
@@ -72,14 +74,14 @@ def test_adaptor_speaks_mamba_ssm_layout(selective_scan_ref, shape, monkeypatch)
     adaptor = module._scan_by_mamba_ssm
     monkeypatch.setattr(module, "_scan_by_mamba_ssm", lambda *args: calls.append(1) or adaptor(*args))
     ours = gradients(selective_scan, shape, torch.float32)
-    monkeypatch.setattr(module, "selective_scan_path", lambda device, dtype: ("mamba-ssm", "as on a GPU"))
+    monkeypatch.setattr(module, "MAMBA_SSM", replace(backends.MAMBA_SSM, device="cpu"))
+    monkeypatch.setattr(module, "NUMBA", replace(backends.NUMBA, device="none"))
     assert_same(gradients(selective_scan, shape, torch.float32), ours, tolerance=5e-6)
     assert calls == [1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_adaptor_keeps_half_precision_and_float32_parameters(selective_scan_ref, dtype, monkeypatch):
-    monkeypatch.setattr(module, "selective_scan_path", lambda device, dtype: ("mamba-ssm", "as on a GPU"))
+def test_adaptor_keeps_half_precision_and_float32_parameters(selective_scan_ref, dtype):
     x, dt, B, C = (torch.rand(2, 9, n, dtype=dtype) for n in (6, 6, 3, 3))
     A, D = -torch.rand(6, 3), torch.rand(6)
     y = module._scan_by_mamba_ssm(x, dt.float(), A, B, C, D)

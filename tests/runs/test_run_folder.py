@@ -193,3 +193,9 @@ def test_resuming_a_finished_run_by_the_command_is_no_error(tmp_path, monkeypatc
     code, lines = command(monkeypatch, capsys, "train", "--resume", run.path)
     assert code == 0
     assert lines == []
+
+
+def test_a_run_is_itself_or_is_found_by_its_folder(tmp_path):
+    run = create_run(tiny(), root=tmp_path)
+    assert Run.of(run) is run
+    assert Run.of(run.path).path == Run.of(str(run.path)).path == run.path

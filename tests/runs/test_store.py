@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import circuitscope
 from circuitscope.runs import store
 from circuitscope.runs.checkpoints import Checkpoints
-from circuitscope.runs.store import DamagedFile, read_tensors, remove_leftovers, write_tensors, write_text
+from circuitscope.runs.store import DamagedFile, digest_of, read_tensors, remove_leftovers, write_tensors, write_text
 from tiny_run import same_bits, tiny
 
 DTYPES = (
@@ -244,3 +244,18 @@ def test_nothing_in_the_package_loads_pickles_or_runs_text_as_code():
     )
     assert len(files) > 20
     assert [f"{f}: {m[0]}" for f in files for m in runs_code.finditer(f.read_text())] == []
+
+
+def test_the_digest_is_read_from_the_header_alone(tmp_path):
+    path = tmp_path / "a.safetensors"
+    write_tensors(path, {"w": torch.zeros(3)}, {"step": "1"})
+    first = digest_of(path)
+    write_tensors(path, {"w": torch.ones(3)}, {"step": "1"})
+    assert len(first) == 64
+    assert digest_of(path) != first
+    path.write_bytes(path.read_bytes()[:-4])  # a torn tensor is for `read_tensors` to find
+    assert digest_of(path) != first
+    for content in (b"", b"torn", b"\xff" * 64, (2).to_bytes(8, "little") + b"{}"):
+        path.write_bytes(content)
+        with pytest.raises(DamagedFile, match="its header cannot be read"):
+            digest_of(path)

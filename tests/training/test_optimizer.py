@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from circuitscope.config.train import TrainConfig
-from circuitscope.models import HookedLM
+from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.training.optimizer import make_optimizer, moments_of, restore_moments
 from tiny_run import tiny
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from circuitscope.config import RunConfig
 from circuitscope.errors import RunFailed
-from circuitscope.models import HookedLM
+from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs.metrics import read_metrics
 from circuitscope.runs.run import Run
 from circuitscope.training.schedule import learning_rate

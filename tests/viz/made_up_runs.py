@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from circuitscope.analysis.over_training import DECAY_COLUMNS
-from circuitscope.analysis.score_rows import COLUMNS
+from circuitscope.analysis.registry import ANALYSES
 from circuitscope.config import RunConfig
 from circuitscope.runs.run import Run
+
+_OF_HEADS = ("pattern", "delta", "linear_attention")  # the other factors have a matrix for each channel
 
 
 def made_up_run(
@@ -53,6 +54,7 @@ def score_table(
             "layer": layer,
             "head": head,
             "factor": factor,
+            "unit": "head" if factor in _OF_HEADS else "channel",
             "score": score,
             "weighting": "raw" if factor == "pattern" else "abs",
             "value": value,
@@ -62,11 +64,12 @@ def score_table(
         for (score, layer, head, factor), values in places.items()
         for step, value in zip(steps, values, strict=True)
     ]
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+    columns = ANALYSES["scores"].table_columns
+    return pd.DataFrame(rows, columns=list(columns)).astype(columns)
 
 
 def decay_table(kappas: dict[int, dict[int, float]], length: int = 32, run: str = "made-up") -> pd.DataFrame:
-    """A table as `over_training.decay` gives it: m(δ) = 2 exp(−κ δ) in the median, for κ by layer and step."""
+    """The table of the analysis decay: m(δ) = 2 exp(−κ δ) in the median, for κ by layer and step."""
     rows = []
     for layer, by_step in kappas.items():
         for step, kappa in by_step.items():
@@ -78,4 +81,5 @@ def decay_table(kappas: dict[int, dict[int, float]], length: int = 32, run: str 
                 rows.append({**base, "quantity": f"kappa_{word}", "lag": None, "value": kappa * factor})
             rows += [{**base, "quantity": "profile", "lag": lag, "value": 1.0} for lag in range(length)]
             rows.append({**base, "quantity": "kappa_r2_median", "lag": None, "value": 0.75})
-    return pd.DataFrame(rows, columns=list(DECAY_COLUMNS)).astype(DECAY_COLUMNS)
+    columns = ANALYSES["decay"].table_columns
+    return pd.DataFrame(rows, columns=list(columns)).astype(columns)

@@ -130,6 +130,12 @@ def test_a_layer_of_channels_is_drawn_as_a_whole(run):
     assert len(scores.lines) == 1
 
 
+def test_the_single_head_of_any_mixer_is_drawn(run):
+    places = {("recall", 1, 0, "linear_attention"): [0.1, 0.5, 0.8], ("recall", 0, None, "conv"): [0.1, 0.1, 0.1]}
+    _, _, scores = dynamics([run], scores=[score_table(places, STEPS)]).axes
+    np.testing.assert_array_equal(drawn(scores, "recall, L1H0"), [STEPS, [0.1, 0.5, 0.8]])
+
+
 def test_scores_of_several_runs_have_a_panel_each(tmp_path):
     runs = [made_up_run(tmp_path, "one"), made_up_run(tmp_path, "two", lr=0.5)]
     other = score_table({("recall", 0, None, "composed"): [0.1, 0.2, 0.3]}, STEPS)

@@ -9,8 +9,7 @@ import torch
 import circuitscope as cs
 from circuitscope.errors import UserError
 from circuitscope.tasks import Role
-from circuitscope.viz.heatmap import DECADES, Axis, as_drawn, colours, default_scale, heatmap, labelled
-from circuitscope.viz.panels import Panel
+from circuitscope.viz.heatmap import DECADES, Axis, Panel, as_drawn, colours, default_scale, heatmap, labelled
 from circuitscope.viz.style import look
 
 
@@ -119,13 +118,13 @@ def test_a_large_diagonal_does_not_hide_the_rest():
 
 
 def test_attention_and_means_of_sizes_are_shares_unless_told():
-    assert default_scale([Panel(np.eye(3), "pattern", "head 0")]) == "share"
-    assert default_scale([Panel(np.eye(3), "ssm", "mean |·| of 4 channels")]) == "share"
+    assert default_scale([Panel(np.eye(3), "any", "head 0", entries="shares")]) == "share"
+    assert default_scale([Panel(np.eye(3), "ssm", "mean |·| of 4 channels", entries="sizes")]) == "share"
     assert default_scale([Panel(np.eye(3), "ssm", "mean of 4 channels")]) == "signed"
     assert default_scale([Panel(np.eye(3), "ssm", "channel 0")]) == "signed"
     attention = np.tril(np.random.default_rng(0).random((6, 6)))
     attention /= attention.sum(1, keepdims=True)
-    (axes,) = matrix_axes(heatmap([Panel(attention, "pattern", "head 0")]))
+    (axes,) = matrix_axes(heatmap([Panel(attention, "pattern", "head 0", entries="shares")]))
     np.testing.assert_allclose(drawn(axes).filled(0), attention, rtol=1e-12)
 
 
@@ -298,6 +297,12 @@ def test_positions_with_a_part_in_the_task_are_labelled_first_and_thinned_evenly
     assert query[-1] in some
     assert {axis.roles[i] for i in some if i < 8} == {Role.KEY, Role.VALUE}  # not only every second
     assert labelled(Axis(), 64, 1.0) == []
+
+
+def test_a_role_that_nobody_knows_is_shown_by_its_number():
+    axis = Axis([5, 6, 7], [1, 99, 0])
+    figure = heatmap([Panel(random_matrix(3), "ssm")], axis=axis)
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["key", "role 99", "filler"]
 
 
 def test_marks_point_at_their_edges():

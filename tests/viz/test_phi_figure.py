@@ -5,15 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from circuitscope.mixers.phi import Factor
 
 import circuitscope as cs
-from circuitscope.analysis.over_training import data_of
-from circuitscope.analysis.scores import score
+from circuitscope.analysis.checkpoints.runner import held_out
+from circuitscope.analysis.pictures.layer import chosen_products, read_pictures, strongest_units
+from circuitscope.analysis.reading.opened import opened
+from circuitscope.analysis.scores.weight_on_edges import score
 from circuitscope.errors import UserError
-from circuitscope.mixers.phi import Factor
+from circuitscope.mixers.reading import Factor
 from circuitscope.training.trainer import train
-from circuitscope.viz.panels import factors_to_draw, read_panels, strongest_heads
-from circuitscope.viz.phi import phi_figure
+from circuitscope.viz.phi_figure import phi_figure
 from tiny_run import tiny
 
 
@@ -43,7 +45,7 @@ def titles(figure) -> list[str]:
 
 
 def tokens_of(run: cs.Run, example: int) -> torch.Tensor:
-    return data_of(run, 8).own.tokens[[example]]
+    return held_out(run, 8).own.tokens[[example]]
 
 
 def close(a, b) -> None:
@@ -98,13 +100,13 @@ def test_channels_are_drawn_as_their_mean_unless_told(runs):
 
 def test_the_strongest_channels_are_those_that_score_highest(runs):
     run = runs("mamba")
-    batch = data_of(run, 32).own
+    batch = held_out(run, 32).own
     values = score(cs.phi(run.load(), batch.tokens, 0, factors="ssm"), "recall", batch.layout, "abs").mean(0)
     best = values.argsort(descending=True)[:3]
     figure = phi_figure(run, 0, factors=["ssm"], top=3)
     assert titles(figure) == [f"channel {h} (recall {values[h]:.2f})" for h in best]
-    ranked = strongest_heads(run.load(), batch, 0, "ssm", "recall", 3)
-    assert [r.head for r in ranked] == best.tolist()
+    ranked = strongest_units(run.load(), batch, 0, "ssm", "recall", 3)
+    assert [r.unit for r in ranked] == best.tolist()
     np.testing.assert_allclose([r.score for r in ranked], values[best].detach(), rtol=1e-5)
 
 
@@ -134,7 +136,7 @@ def test_the_title_says_run_step_layer_factor_head_and_example(runs):
 
 def test_marks_are_the_edges_of_the_example(runs):
     run = runs("attention")
-    layout = data_of(run, 8).own.layout
+    layout = held_out(run, 8).own.layout
     (axes,) = [a for a in phi_figure(run, 0, example=3, mark=["recall"]).axes if a.collections and a.images]
     found = sorted(map(tuple, axes.collections[0].get_offsets().tolist()))
     expected = zip(layout.answer_pos()[3].tolist(), layout.query_pos[3].tolist(), strict=True)
@@ -150,20 +152,16 @@ def test_the_data_name_run_layer_and_example(runs):
     np.testing.assert_allclose(last.value, expected[last.dest, last.src], rtol=1e-5)
 
 
-def test_one_channel_builds_one_channel(runs, monkeypatch):
+def test_one_channel_builds_one_channel(runs):
     model = runs("mamba").load()
-    mixer, built = model.layers[0].mixer, []
-    original = mixer.factors
+    reading, built = opened(model).reading(tokens_of(runs("mamba"), 0), 0), []
 
-    def watched(x):
-        def record(factor: Factor):
-            return lambda part: (built.append((factor.name, part)), factor.build(part))[1]
+    def watched(factor: Factor) -> Factor:
+        return replace(factor, build=lambda units: (built.append((factor.name, units)), factor.build(units))[1])
 
-        return [replace(factor, build=record(factor)) for factor in original(x)]
-
-    monkeypatch.setattr(mixer, "factors", watched)
-    read_panels(model, tokens_of(runs("mamba"), 0)[0], 0, factors=["ssm", "composed"], heads=[3])
-    assert {(part.start, part.stop) for _, part in built} == {(3, 4)}
+    watching = replace(reading, factors=tuple(map(watched, reading.factors)))
+    read_pictures(watching, ["ssm", "composed"], [3])
+    assert {(units.start, units.stop) for _, units in built} == {(3, 4)}
 
 
 FACTORS = {
@@ -181,11 +179,12 @@ FACTORS = {
 @pytest.mark.parametrize("mixer", list(FACTORS))
 def test_all_factors_of_every_mixer_can_be_drawn(mixer):
     model = cs.model(mixer, d_model=8, n_layers=1, vocab_size=64, max_length=16).eval()
-    assert list(factors_to_draw(model, 0)) == FACTORS[mixer]
-    tokens = cs.task("mqar", length=16, pairs=2, vocab_size=64).batch(0, size=1).tokens[0]
-    for panel in read_panels(model, tokens, 0, heads="mean"):
-        expected = cs.phi(model, tokens[None], 0, factors=panel.factor, reduce="mean")[0].detach()
-        close(panel.values, expected.diagonal() if panel.diagonal else expected)
+    tokens = cs.task("mqar", length=16, pairs=2, vocab_size=64).batch(0, size=1).tokens
+    reading = opened(model).reading(tokens, 0)
+    assert [product.name for product in chosen_products(reading)] == FACTORS[mixer]
+    for picture in read_pictures(reading, units="mean"):
+        expected = cs.phi(model, tokens, 0, factors=picture.factor, reduce="mean")[0].detach()
+        close(picture.values, expected.diagonal() if picture.values.ndim == 1 else expected)
 
 
 BAD = [
@@ -195,7 +194,7 @@ BAD = [
     ({"steps": "0,x"}, "got 'x'"),
     ({"example": -1}, "example must be 0 or more"),
     ({"factors": ["pattrn"]}, "did you mean 'pattern'"),
-    ({"factors": []}, "no factor"),
+    ({"factors": []}, "factors is empty"),
     ({"heads": [1]}, "head must be from 0 to 0, got 1"),
     ({"heads": [-1]}, "got -1"),
     ({"heads": "most"}, "mean_abs"),
@@ -236,3 +235,12 @@ def test_too_many_panels_are_refused_with_a_way_out(runs):
 def test_the_strongest_heads_of_a_diagonal_mean_nothing(runs):
     with pytest.raises(UserError, match="diagonal"):
         phi_figure(runs("mamba"), 0, factors=["gate"], top=1)
+
+
+@pytest.mark.parametrize(("mixer", "factor"), [("based", "linear_attention"), ("deltanet", "delta")])
+def test_a_matrix_with_one_head_is_drawn_as_it_is(runs, mixer, factor):
+    run = runs(mixer)
+    figure = phi_figure(run, 0, factors=factor)
+    (drawn,) = images(figure)
+    assert "head 0" in figure.get_suptitle()
+    close(drawn, cs.phi(run.load(), tokens_of(run, 0), 0, factors=factor)[0, 0])

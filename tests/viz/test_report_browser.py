@@ -252,9 +252,9 @@ def test_hovering_tells_tokens_roles_and_the_value_of_the_model(show, double, at
         said = hover(view, query, answer, 16, number)
         assert said.startswith("query ")
         assert "← value " in said
-        assert "the value it asks for" in said
+        assert "recall: at a query, on the bound value" in said
         assert "answers " in said
-        assert "key" in hover(view, 1, 0, 16, number)
+        assert "binding: at a context value, on its key" in hover(view, 1, 0, 16, number)
 
 
 def test_the_tip_goes_when_the_pointer_does(show, single):
@@ -409,7 +409,10 @@ def test_the_bump_is_shaded_from_onset_to_end_and_chance_is_drawn(show, single, 
     run = data["runs"][0]
     run["bumps"] = [[3, 9]]
     times = {"onset": 3, "midpoint": 6, "end": 9, "low": 5, "high": None, "size": -1.5}
-    run["events"] = [{"curve": "loss", **times}, {"curve": "recall L1H0", **times, "size": 0.5}]
+    run["events"] = [
+        {"curve": "loss", "of": "loss", **times},
+        {"curve": "recall L1H0", "of": "recall", **times, "size": 0.5},
+    ]
     run["verdict"] = ["bump with accuracy", "loss falls around step 6"]
     chunks = re.findall(r'<script type="text/plain".*?</script>', text)
     (root / "bump.html").write_text(assembled(data, chunks), encoding="utf-8")
@@ -448,7 +451,7 @@ def test_marks_ranges_and_shares_change_what_is_drawn(show, double):
 
     before = drawn()
     for change, where in (
-        (lambda: panel.get_by_label("mark the edges").uncheck(), [0, 1, 2]),
+        (lambda: panel.get_by_label("mark edges").select_option("none"), [0, 1, 2]),
         (lambda: panel.get_by_label("range").select_option("one"), None),
         (lambda: panel.get_by_label("contrast").select_option("1"), [0, 1, 2]),
         (lambda: panel.get_by_label("show").select_option("share"), [0, 1, 2]),

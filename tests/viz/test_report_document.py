@@ -4,14 +4,20 @@ import html
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
 import circuitscope as cs
+import circuitscope.viz
+from circuitscope.analysis.scores.edges import Edges
+from circuitscope.analysis.scores.registry import SCORES, edge_score
 from circuitscope.cli.report import report as command
 from circuitscope.progress import Silent
+from circuitscope.runs.checkpoints import Checkpoints
 from circuitscope.training.trainer import train
 from circuitscope.viz.report import report
 from circuitscope.viz.report.document import embedded
@@ -49,12 +55,12 @@ def data_in(text: str) -> dict:
 
 def test_a_run_without_analysis_is_analyzed_first_and_said_so(run):
     told = Listens()
-    made = report(run, sequences=16, watcher=told)
+    made = report(run, sequences=16, progress=told)
     assert any("no analysis yet" in line for line in told.lines)
     assert (run.path / "analysis" / "scores-16.parquet").exists()
     assert any("computed for this report" in note for note in data_in(made.html)["runs"][0]["notes"])
     again = Listens()
-    notes = data_in(report(run, sequences=16, watcher=again).html)["runs"][0]["notes"]
+    notes = data_in(report(run, sequences=16, progress=again).html)["runs"][0]["notes"]
     assert not any("no analysis yet" in line for line in again.lines)
     assert not any("computed for this report" in note for note in notes)
 
@@ -98,7 +104,7 @@ def test_a_damaged_checkpoint_is_left_out_with_a_word(run):
     path = run.path / "checkpoints" / "step-00000006.safetensors"
     path.write_bytes(path.read_bytes()[:-40])
     told = Listens()
-    (shown,) = data_in(report(run, sequences=16, watcher=told).html)["runs"]
+    (shown,) = data_in(report(run, sequences=16, progress=told).html)["runs"]
     assert shown["steps"] == [s for s in run.steps if s != 6]
     assert any("checkpoint 6 left out" in line for line in told.lines)
 
@@ -191,7 +197,9 @@ def test_a_task_without_pairs_has_no_circuit_and_no_chance(tmp_path):
     (told,) = data_in(report(train(small, root=tmp_path, name="blocks"), sequences=16).html)["runs"]
     assert (told["circuit"], told["chance"]) == ([], None)
     assert [line["score"] for line in told["headline"]] == ["induction"]
-    assert {e["period"] for e in told["examples"]} == {4}
+    for example in told["examples"]:
+        edges = example["edges"]["induction"]
+        assert {(dest - src + 1) % 4 for dest, src in zip(edges[::2], edges[1::2], strict=True)} == {0}
 
 
 def test_the_command_writes_the_file_and_says_where(run):
@@ -203,3 +211,53 @@ def test_the_command_writes_the_file_and_says_where(run):
     assert "MB" in result.output
     (told,) = data_in((run.path / "report.html").read_text(encoding="utf-8"))["runs"]
     assert len(told["examples"]) == 3  # two of the task's own, and repeated blocks
+
+
+@pytest.mark.parametrize(("mixer", "factor"), [("based", "linear_attention"), ("deltanet", "delta")])
+def test_a_matrix_with_one_head_is_there_with_its_scores(tmp_path, mixer, factor):
+    made = train(tiny(mixers=[{"name": mixer}], n_layers=1, steps=6), root=tmp_path, name=mixer)
+    (told,) = data_in(report(made, sequences=16).html)["runs"]
+    (view,) = [v for v in told["views"] if v["factor"] == factor]
+    assert (view["unit"], view["of"], view["head"]) == ("head", 1, 0)
+    assert set(view["scores"]) >= {"binding", "recall", "induction"}
+    assert [line["score"] for line in told["headline"]] == ["binding", "recall", "induction"]
+    assert all(None not in line["value"] for line in told["headline"])
+    assert told["circuit"]
+
+
+def test_every_checkpoint_is_read_once_for_its_scores_and_once_for_its_pictures(run, monkeypatch):
+    loaded, load = [], Checkpoints.load
+    monkeypatch.setattr(Checkpoints, "load", lambda self, step: (loaded.append(step), load(self, step))[1])
+    report(run, sequences=16)
+    assert sorted(loaded) == sorted([*run.steps, *run.steps, run.steps[-1]])  # and the last for the circuit
+    loaded.clear()
+    report(run, sequences=16)
+    assert sorted(loaded) == run.steps
+
+
+def test_a_score_from_elsewhere_is_in_the_headline_and_its_edges_are_told(run, monkeypatch):
+    for name in ("_things", "_from"):
+        monkeypatch.setattr(SCORES, name, dict(getattr(SCORES, name)))
+
+    @edge_score("first_position", "on the first position", shown=("table", "report"))
+    def first_position(layout):
+        mask = torch.zeros(*layout.roles.shape, layout.roles.shape[1], dtype=torch.bool)
+        mask[:, :, 0] = True
+        return Edges.of("first_position", mask)
+
+    told = data_in(report(run, sequences=16).html)
+    (about,) = told["runs"]
+    assert [line["score"] for line in about["headline"]] == ["binding", "recall", "induction", "first_position"]
+    assert told["edges"]["first_position"]["words"] == "on the first position"
+    edges = about["examples"][0]["edges"]["first_position"]
+    assert set(edges[1::2]) == {0}
+    assert all("first_position" in view["marks"] and view["scores"]["first_position"] for view in about["views"])
+
+
+def test_the_report_and_figures_of_matrices_run_no_model():
+    """They draw what analysis computed: nothing in them imports models, hooks or readings of them."""
+    viz = Path(circuitscope.viz.__file__).parent
+    for path in [*(viz / "report").glob("*.py"), viz / "heatmap.py", viz / "phi_figure.py"]:
+        imports = re.findall(r"^\s*(?:from|import) (circuitscope\.\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        forbidden = ("circuitscope.models", "circuitscope.lens", "circuitscope.mixers", "circuitscope.analysis.reading")
+        assert [name for name in imports if name.startswith(forbidden)] == [], path

@@ -53,6 +53,13 @@ def test_layers_of_channels_are_drawn_whole_by_factor():
     }
 
 
+def test_the_single_head_of_any_mixer_is_drawn():
+    table = score_table(
+        {("recall", 0, None, "conv"): [0.1, 0.1, 0.1], ("recall", 0, 0, "delta"): [0.1, 0.3, 0.4]}, STEPS
+    )
+    assert drawn(shown(scores({"run": table}))["recall"]) == {"L0H0": [0.1, 0.3, 0.4], "L0 conv": [0.1, 0.1, 0.1]}
+
+
 def test_beyond_six_places_the_weak_ones_are_grey():
     places = {("recall", 0, head, "pattern"): [0.0, 0.0, 0.1 * head] for head in range(9)}
     (axes,) = shown(scores({"run": score_table(places, STEPS)})).values()

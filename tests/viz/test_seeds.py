@@ -33,6 +33,8 @@ def test_the_same_seed_twice_is_no_other_seed(tmp_path):
     runs = [made_up_run(tmp_path, "one", seed=3), made_up_run(tmp_path, "two", seed=3)]
     assert [g.label for g in groups_of(runs)] == ["one", "two"]
     assert len(groups_of([runs[0], runs[0]])) == 2
+    named = made_up_run(tmp_path, "three", seed=3, data_seed=3)
+    assert len(groups_of([runs[0], named])) == 2
 
 
 def test_a_band_is_over_the_steps_that_all_have():

@@ -2,29 +2,30 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from circuitscope.runs.run import Run
+    from circuitscope.viz.registry import Said
+
 _WHAT, _ON = "What to read", "On what"
+_WITH_SCORES = ("phases", "circuit")  # what --induction adds to the scores, where a run can have it
 
 
 def analyze(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Runs to analyze; the newest unless told.", show_default=False)
+        list[Path] | None, typer.Argument(help="Runs to analyze; by default the newest.", show_default=False)
     ] = None,
     induction: Annotated[
         bool,
         typer.Option(
             "--induction",
-            help="Binding, recall and the other circuit scores, when they rise, and knockouts that back them"
-            " (this, unless told otherwise).",
+            help="Binding, recall and the other circuit scores of every layer, head and channel."
+            " Also says when they rise, and which knockouts back them. This is the default.",
             rich_help_panel=_WHAT,
         ),
-    ] = False,
-    decay: Annotated[
-        bool,
-        typer.Option("--decay", help="Decay of off-diagonal terms; several runs side by side.", rich_help_panel=_WHAT),
     ] = False,
     phases: Annotated[
         bool,
@@ -35,95 +36,117 @@ def analyze(
     circuit: Annotated[
         bool,
         typer.Option(
-            "--circuit", help="The parts of the recall circuit, each with its knockout.", rich_help_panel=_WHAT
+            "--circuit",
+            help="The parts of the recall circuit, each with the knockout that proves it.",
+            rich_help_panel=_WHAT,
         ),
     ] = False,
     causal: Annotated[
         bool,
         typer.Option(
-            "--causal", help="Ablations of every head or layer, and interchange patching.", rich_help_panel=_WHAT
+            "--causal",
+            help="Ablations of every head or layer, knockouts between roles, and interchange patching.",
+            rich_help_panel=_WHAT,
         ),
     ] = False,
-    everything: Annotated[bool, typer.Option("--all", help="All of these.", rich_help_panel=_WHAT)] = False,
+    decay: Annotated[
+        bool,
+        typer.Option(
+            "--decay",
+            help="Decay of off-diagonal terms by lag, transition products, and the reach of gradients."
+            " Several runs are shown side by side.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = False,
+    analysis: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--analysis",
+            metavar="NAME",
+            help="Any analysis by its name, also one of another package; can be repeated.",
+            rich_help_panel=_WHAT,
+            show_default=False,
+        ),
+    ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="Every analysis that the runs can have.", rich_help_panel=_WHAT),
+    ] = False,
     steps: Annotated[
         str | None,
         typer.Option(help="Checkpoints: all, 0,400,800, or 0:2000:100.", rich_help_panel=_ON, show_default="all"),
     ] = None,
     sequences: Annotated[
-        int, typer.Option(help="Held-out sequences a number is averaged over.", min=2, rich_help_panel=_ON)
+        int, typer.Option(help="Held-out sequences that a number is averaged over.", min=2, rich_help_panel=_ON)
     ] = 256,
 ) -> None:
     """Read circuits out of every checkpoint of a run.
 
-    Tables land as parquet in RUN/analysis and are reused: what was computed once is not computed
-    again, and Ctrl-C keeps what is done.
+    Tables are written as parquet to RUN/analysis and used again: what was computed once is not computed
+    again while its checkpoint stays the same, and Ctrl-C keeps what is done.
     """
     from circuitscope.cli.importing import no_garbage_collection
 
     with no_garbage_collection():
-        from circuitscope.analysis import over_training, summary  # noqa: F401  what `_analyze` needs
+        from circuitscope.analysis.registry import ANALYSES
         from circuitscope.runs.run import Run, newest_run
 
+        own = {"phases": phases, "circuit": circuit, "causal": causal, "decay": decay}
+        asked = {ANALYSES[name].name for name in [*(name for name, on in own.items() if on), *(analysis or ())]}
     chosen = [Run(path) for path in runs] if runs else [newest_run()]
-    if not (decay or phases or circuit or causal or everything):
-        induction = True
-    wanted = {
-        "induction": induction or everything,
-        "phases": phases or everything,
-        "circuit": circuit or everything,
-        "causal": causal or everything,
-        "decay": decay or everything,
-    }
+    induction = induction or not (asked or everything)
     try:
-        _analyze(chosen, wanted, steps, sequences)
+        _analyze(chosen, asked, induction, everything, steps, sequences)
     except KeyboardInterrupt:
-        typer.echo("circuitscope: stopped; what is done is kept and will be reused", err=True)
+        typer.echo("circuitscope: stopped; what is done is kept and will be used again", err=True)
         raise typer.Exit(130) from None
 
 
-def _analyze(runs: Sequence[Any], wanted: dict[str, bool], steps: str | None, sequences: int) -> None:
-    from circuitscope.analysis import over_training, summary
-    from circuitscope.analysis.steps import choose_steps
-    from circuitscope.analysis.timeline import timeline
-    from circuitscope.cli.table import print_table
+def _analyze(
+    runs: "Sequence[Run]", asked: set[str], induction: bool, everything: bool, steps: str | None, sequences: int
+) -> None:
+    """Computes and tells, in the order of the registry; what is told side by side comes last."""
+    from circuitscope.analysis.checkpoints.runner import results, saved_steps
+    from circuitscope.analysis.checkpoints.steps import choose_steps
+    from circuitscope.analysis.registry import ANALYSES
     from circuitscope.progress import watching
+    from circuitscope.viz.registry import words_of
+    from circuitscope.viz.words.heading import heading
 
-    decays = {}
+    asked = asked | ({"scores"} if induction else set())
+    added = set(ANALYSES) if everything else set(_WITH_SCORES) if induction else set()
+    found = []
     for run in runs:
-        chosen = choose_steps(steps, over_training.saved_steps(run))
-        print(summary.heading(run, chosen, sequences))
-        with watching() as watcher:
-            if wanted["induction"] or wanted["phases"]:
-                frame = over_training.analyze(run, steps=chosen, sequences=sequences, watcher=watcher)
-                chosen = sorted(int(step) for step in frame.step.unique())  # without damaged ones
-            on_pairs = run.config.task.batch(0, size=1).layout.value_pos is not None
-            found = None
-            if wanted["circuit"] or (wanted["induction"] and on_pairs and over_training.shows_phi(run)):
-                found = over_training.circuits(run, steps=chosen[-1:], sequences=sequences, watcher=watcher)[chosen[-1]]
-            if wanted["decay"]:
-                decays[run.name] = over_training.decay(run, steps=chosen, sequences=sequences, watcher=watcher)
-            if wanted["causal"]:
-                causes = over_training.causes(run, step=chosen[-1], sequences=sequences, watcher=watcher)
-        if wanted["induction"]:
-            at_end, at_start = (f"step {s}" for s in (chosen[-1], chosen[0]))
-            columns = ("score", "where", at_end, at_start, "strongest channels", "share of the weight, or as said")
-            print_table(columns, summary.score_lines(frame, run.config.task.name))
-        since: dict[str, float] = {}
-        if wanted["induction"] or wanted["phases"]:
-            when = timeline(run, frame)
-            when.save(run)
-            for line in summary.timeline_lines(when):
-                print(line)
-            since = summary.since(when, found)
-        if wanted["circuit"] and found is not None:
-            print_table(
-                ("part", "edges", "where", "weight there", "strongest", "accuracy lost"), summary.circuit_lines(found)
-            )
-        if wanted["causal"]:
-            print_table(("intervention", "where", "effect"), summary.cause_lines(causes))
-        if found is not None:
-            for line in found.sentences(since):
-                print(line)
+        print(heading(run, choose_steps(steps, saved_steps(run)), sequences))
+        names = []
+        for name in ANALYSES:
+            why = ANALYSES[name].refuses(run) if name in added - asked else ""
+            if why and everything:
+                print(f"{name} is left out: {why}")
+            if not why and name in asked | added:
+                names.append(name)
+        with watching() as progress:
+            found.append(results(run, names, steps=steps, sequences=sequences, progress=progress))
+        for name in names:
+            words = words_of(name)
+            if words.side_by_side:
+                continue
+            backs = name in added - asked and not everything
+            for said in words.in_brief(found[-1]) if backs and words.in_brief else words.say(found[-1]):
+                _print(said)
         print(f"tables: {run.path / 'analysis'}")
-    if decays:
-        print_table(("", "decay", *decays), summary.decay_lines(decays))
+    for name in ANALYSES:
+        having = [one for one in found if name in one]
+        if having and words_of(name).side_by_side:
+            for said in words_of(name).say(*having):
+                _print(said)
+
+
+def _print(said: "Said") -> None:
+    """A line, or a plain table."""
+    from circuitscope.cli.table import print_table
+
+    if isinstance(said, str):
+        print(said)
+    else:
+        print_table(said.columns, said.rows)

@@ -1,8 +1,8 @@
-"""`circuitscope doctor`: which kernels are in use here, and why."""
+"""`circuitscope doctor`: what this machine computes with, and why."""
 
 
 def doctor() -> None:
-    """Say what this machine computes with: devices, threads, kernels and the reason for each."""
+    """Say what this machine computes with: device, threads, what serves each kernel and why the others do not."""
     import platform
     from importlib import metadata
 
@@ -10,18 +10,20 @@ def doctor() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from circuitscope.kernels.report import kernel_paths
+    from circuitscope.kernels.backends import KERNELS, who_serves
     from circuitscope.training.device import choose_device
 
     console = Console(highlight=False)
     device = choose_device("auto")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     console.print(
         f"python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} CPU threads"
     )
-    console.print(f"device: {device.type}")
-    table = Table("kernel", "path", "why", box=None, padding=(0, 2, 0, 0))
-    for kernel, path, reason in kernel_paths(device):
-        table.add_row(kernel, path, reason)
+    console.print(f"device: {device.type}, where training computes in {str(dtype).removeprefix('torch.')} by default")
+    table = Table("kernel", "computed by", "why not by others", box=None, padding=(0, 2, 0, 0))
+    for kernel in KERNELS:
+        name, refusals = who_serves(kernel, device, dtype)
+        table.add_row(kernel, name, "; ".join(refusals))
     console.print(table)
     packages = Table("optional package", "version", box=None, padding=(0, 2, 0, 0))
     for name in ("mamba-ssm", "flash-attn", "flash-linear-attention", "ray", "tensorboard", "wandb"):

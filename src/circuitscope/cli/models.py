@@ -1,12 +1,12 @@
 """`circuitscope models`: what there is to train, how large it is, and what its hooks are called."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 app = typer.Typer(no_args_is_help=False, help="List the models with their sizes, or the hooks of one.")
 
-_BATCH, _POS = 3, 7  # sizes no model has, so that a shape tells which axis is which
+_FROM_INPUT = ("batch", "pos", "dest", "src")  # axes whose size the input decides, not the model
 
 
 @app.callback(invoke_without_command=True)
@@ -62,18 +62,18 @@ def hooks(
     from circuitscope import models
 
     model = models.model(name, d_model=d_model).eval()
-    tokens = torch.arange(_BATCH * _POS).reshape(_BATCH, _POS)
+    tokens = torch.zeros(1, 2, dtype=torch.long)
     with torch.no_grad():
         _, cache = model.run_with_cache(tokens, names_filter=lambda hook: True)
     table = Table("hook", "shape", "", box=None, padding=(0, 2, 0, 0))
-    for hook in model.hook_dict:
+    for hook, point in model.hook_dict.items():
         if hook in cache.cache_dict:
-            table.add_row(
-                hook, Text(_shape(cache.cache_dict[hook].shape)), "on demand" if hook in model.on_demand else ""
-            )
+            shape = _shape(point, cache.cache_dict[hook].shape)
+            table.add_row(hook, Text(shape), "on demand" if hook in model.on_demand else "")
     Console(highlight=False).print(table)
 
 
-def _shape(sizes: tuple[int, ...]) -> str:
-    names = {_BATCH: "batch", _POS: "pos"}
-    return "[" + ", ".join(names.get(size, str(size)) for size in sizes) + "]"
+def _shape(point: Any, sizes: tuple[int, ...]) -> str:
+    """The axes of a hook point by name, with the sizes that the model decides: [batch, pos, channel 64, state 16]."""
+    named = [axis if axis in _FROM_INPUT else f"{axis} {size}" for axis, size in zip(point.axes, sizes, strict=True)]
+    return f"[{', '.join(named)}]"

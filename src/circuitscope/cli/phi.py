@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from circuitscope.viz.panels import Heads
+    from circuitscope.analysis.pictures.layer import UnitChoice
 
 _WHAT, _LOOK = "What to show", "How"
 
 
 def phi(
     run: Annotated[
-        Path | None, typer.Argument(help="Run to look into; the newest unless told.", show_default=False)
+        Path | None, typer.Argument(help="Run to look into; by default the newest.", show_default=False)
     ] = None,
     layer: Annotated[int, typer.Option(help="Layer, from 0.", rich_help_panel=_WHAT)] = 0,
     step: Annotated[
@@ -43,17 +43,21 @@ def phi(
             "--channel",
             help="Heads or channels: 0,5, all, mean or mean_abs.",
             rich_help_panel=_WHAT,
-            show_default="all heads of attention; mean_abs of channels",
+            show_default="all of up to 8 heads; mean_abs of channels",
         ),
     ] = None,
     top: Annotated[
         int | None,
-        typer.Option(help="So many strongest heads or channels by a score.", rich_help_panel=_WHAT, show_default=False),
+        typer.Option(
+            help="How many of the strongest heads or channels to show, by a score.",
+            rich_help_panel=_WHAT,
+            show_default=False,
+        ),
     ] = None,
     by: Annotated[
         str | None,
         typer.Option(
-            help="That score: recall, recall+1, binding, value, previous_token, query<-filler …",
+            help="The score that --top ranks by: recall, recall+1, binding, previous_token, query<-filler …",
             rich_help_panel=_WHAT,
             show_default="recall; induction on repeated blocks",
         ),
@@ -63,7 +67,7 @@ def phi(
         typer.Option(
             help="signed: colours centred on 0. share: |Φ| over its row sum. log: |Φ| on a log scale.",
             rich_help_panel=_LOOK,
-            show_default="share for attention and mean_abs, else signed",
+            show_default="share for attention and mean_abs, otherwise signed",
         ),
     ] = None,
     mark: Annotated[
@@ -89,7 +93,7 @@ def phi(
 
     from circuitscope.errors import UserError
     from circuitscope.runs.run import Run, newest_run
-    from circuitscope.viz.phi import phi_figure
+    from circuitscope.viz.phi_figure import phi_figure
     from circuitscope.viz.style import check_ending, save
 
     check_ending(out)
@@ -125,9 +129,9 @@ def _names(text: str) -> str | list[str]:
     return "all" if names == ["all"] else names
 
 
-def _heads(text: str) -> "Heads":
+def _heads(text: str) -> "UnitChoice":
+    from circuitscope.analysis.pictures.layer import MEANS
     from circuitscope.errors import unknown
-    from circuitscope.viz.panels import MEANS
 
     parts = _listed(text.replace("mean-abs", "mean_abs"))
     if parts in (["all"], ["mean"], ["mean_abs"]):
@@ -139,5 +143,5 @@ def _heads(text: str) -> "Heads":
 
 
 def _safe(text: str) -> str:
-    """Good in a file name."""
+    """The text as part of a file name."""
     return "".join(c if c.isalnum() or c in "+_" else "-" for c in text)

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Draw figures of runs.")
 
-Runs = Annotated[list[Path] | None, typer.Argument(help="Runs to draw; the newest unless told.", show_default=False)]
+Runs = Annotated[list[Path] | None, typer.Argument(help="Runs to draw; by default the newest.", show_default=False)]
 Out = Annotated[
     Path | None,
     typer.Option(help="File to write: .png, .svg or .pdf.", show_default="in figures of the first run"),
 ]
 Numbers = Annotated[bool, typer.Option("--data", help="Also write the numbers, as CSV beside it.")]
 Chosen = Annotated[str | None, typer.Option(help="Checkpoints: all, 0,400,800, or 0:2000:100.", show_default="all")]
-Sequences = Annotated[int, typer.Option(help="Held-out sequences a number is averaged over.", min=2)]
+Sequences = Annotated[int, typer.Option(help="Held-out sequences that a number is averaged over.", min=2)]
 
 
 @app.callback()
@@ -35,14 +35,14 @@ def dynamics(
     data: Numbers = False,
     steps: Chosen = None,
     sequences: Sequences = 256,
-    scores: Annotated[bool, typer.Option(help="Binding, recall and induction below loss and accuracy.")] = True,
+    scores: Annotated[bool, typer.Option(help="Scores such as binding and recall below loss and accuracy.")] = True,
     together: Annotated[bool, typer.Option(help="Runs that differ in their seed alone as one curve.")] = True,
 ) -> None:
     """Loss, accuracy and scores over training steps, with the chance level and the loss bump shaded."""
     from circuitscope.viz.dynamics import dynamics as draw
 
     chosen = _begin(runs, out)
-    tables = _scores(chosen, steps, sequences, needed=False) if scores else None
+    tables = _tables(chosen, "scores", steps, sequences, needed=False) if scores else None
     figure = draw(chosen, scores=tables, bump=[_bump(run) for run in chosen], together=together)
     _end(figure, chosen, out, "dynamics", data)
 
@@ -59,12 +59,8 @@ def scores(
     ] = None,
 ) -> None:
     """Circuit scores over training steps: every place of one run, or the best place of several."""
-    from circuitscope.viz.scores import scores as draw
-
-    chosen = _begin(runs, out)
-    tables = _scores(chosen, steps, sequences, needed=True)
     listed = [n.strip() for n in names.split(",")] if names else None
-    _end(draw(_by_name(chosen, tables), names=listed), chosen, out, "scores", data)
+    _draw_analysis("scores", runs, out, data, steps, sequences, names=listed)
 
 
 @app.command()
@@ -78,19 +74,26 @@ def decay(
     layers: Annotated[str | None, typer.Option(help="Layers: 0,2.", show_default="all")] = None,
 ) -> None:
     """Decay of off-diagonal terms: the profile m(δ) of |Φ| over training on a log axis, and its fitted rate."""
-    from circuitscope.analysis import over_training
     from circuitscope.errors import UserError
-    from circuitscope.progress import watching
-    from circuitscope.viz.decay import decay as draw
 
-    chosen = _begin(runs, out)
     parts = [part.strip() for part in layers.split(",")] if layers else None
     if parts and not all(part.isdecimal() for part in parts):
         raise UserError(f"layers are numbers such as 0,2, got '{layers}'")
-    with watching() as watcher:
-        tables = [over_training.decay(run, steps=steps, sequences=sequences, watcher=watcher) for run in chosen]
     wanted = [int(part) for part in parts] if parts else None
-    _end(draw(_by_name(chosen, tables), factor=factor, layers=wanted), chosen, out, "decay", data)
+    _draw_analysis("decay", runs, out, data, steps, sequences, factor=factor, layers=wanted)
+
+
+@app.command()
+def analysis(
+    name: Annotated[str, typer.Argument(help="Name of an analysis that has a figure.")],
+    runs: Runs = None,
+    out: Out = None,
+    data: Numbers = False,
+    steps: Chosen = None,
+    sequences: Sequences = 256,
+) -> None:
+    """The figure of any analysis that has one, also of another package."""
+    _draw_analysis(name, runs, out, data, steps, sequences)
 
 
 @app.command()
@@ -112,8 +115,8 @@ def probes(
         raise UserError("--out names one figure, and every run has its own; give one run")
     definition = Definition.load(name)
     for run in chosen:
-        with watching() as watcher:
-            frame = probe(run, definition, steps=steps, watcher=watcher)
+        with watching() as progress:
+            frame = probe(run, definition, steps=steps, progress=progress)
         _end(draw(frame, bump=_bump(run)), [run], out, f"probe-{definition.name}", data)
 
 
@@ -133,33 +136,47 @@ def _end(figure: "Sheet", runs: "Sequence[Run]", out: Path | None, name: str, da
         print(path)
 
 
-def _scores(runs: "Sequence[Run]", steps: str | None, sequences: int, needed: bool) -> list[Any]:
-    """The score table of each run; None, with a word, for one that has no checkpoints and need not."""
-    from circuitscope.analysis import over_training
+def _draw_analysis(
+    name: str,
+    runs: Sequence[Path] | None,
+    out: Path | None,
+    data: bool,
+    steps: str | None,
+    sequences: int,
+    **options: Any,
+) -> None:
+    """Computes an analysis of the runs where that was not done before, and draws its figure."""
+    from circuitscope.analysis.registry import ANALYSES
+    from circuitscope.errors import unknown
+    from circuitscope.viz.registry import FIGURES, by_label
+
+    if name not in ANALYSES or name not in FIGURES:
+        raise unknown("figure of an analysis", name, FIGURES)
+    chosen = _begin(runs, out)
+    tables = _tables(chosen, name, steps, sequences)
+    _end(FIGURES[name](by_label(chosen, tables), **options), chosen, out, name, data)
+
+
+def _tables(runs: "Sequence[Run]", name: str, steps: str | None, sequences: int, needed: bool = True) -> list[Any]:
+    """The table of each run; None, with a word, for one that has no checkpoints where that is not needed."""
+    from circuitscope.analysis.checkpoints.runner import analysis_table
     from circuitscope.progress import watching
 
     tables: list[Any] = []
-    with watching() as watcher:
+    with watching() as progress:
         for run in runs:
             if not run.steps and not needed:
-                watcher.say(f"{run.path} has no checkpoints, so no scores are drawn")
+                progress.say(f"{run.path} has no checkpoints, so no {name} are drawn")
                 tables.append(None)
                 continue
-            tables.append(over_training.analyze(run, steps=steps, sequences=sequences, watcher=watcher))
+            tables.append(analysis_table(run, name, steps=steps, sequences=sequences, progress=progress))
     return tables
-
-
-def _by_name(runs: "Sequence[Run]", tables: Sequence[Any]) -> dict[str, Any]:
-    """Tables by the run's name, by its path where two have one name."""
-    names = [run.name for run in runs]
-    labels = [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]
-    return dict(zip(labels, tables, strict=True))
 
 
 def _bump(run: "Run") -> "Bump | None":
     """First and last step of the largest fall of the validation loss, where one stands out."""
-    from circuitscope.analysis.phases import transitions
-    from circuitscope.analysis.timeline import curves_of
+    from circuitscope.analysis.phases.detection import transitions
+    from circuitscope.analysis.phases.timeline import curves_of
     from circuitscope.errors import UserError
 
     try:

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def probe(
-    run: Annotated[Path | None, typer.Argument(help="Run; the newest unless told.", show_default=False)] = None,
+    run: Annotated[Path | None, typer.Argument(help="Run; by default the newest.", show_default=False)] = None,
     probes: Annotated[
         list[str] | None,
         typer.Option(
             "--probe",
-            help="Name of a probe, or a YAML file; repeatable. Without it: the list of probes.",
+            help="Name of a probe, or a YAML file; can be repeated. Without it: the list of probes.",
             show_default=False,
         ),
     ] = None,
@@ -27,7 +27,7 @@ def probe(
     hooks: Annotated[
         str | None,
         typer.Option(
-            help='Hooks to read, * for any part: "blocks.*.hook_resid_post"; commas between several.',
+            help='Hooks to read, with * for any part: "blocks.*.hook_resid_post"; separate several with commas.',
             show_default="the probe's own",
         ),
     ] = None,
@@ -37,11 +37,11 @@ def probe(
     ] = None,
     causal: Annotated[
         bool,
-        typer.Option("--causal", help="Also project out what the probe reads: what accuracy does the model lose?"),
+        typer.Option("--causal", help="Also project out what the probe reads: how much accuracy does the model lose?"),
     ] = False,
     directions: Annotated[
         int | None,
-        typer.Option(help="How many directions to project out.", show_default="those with 99% of the covariance"),
+        typer.Option(help="How many directions to project out.", show_default="those that hold 99% of the covariance"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -49,10 +49,10 @@ def probe(
     ] = None,
     data: Annotated[bool, typer.Option("--data", help="Also write the figure's numbers, as CSV beside it.")] = False,
 ) -> None:
-    """Fit linear probes on the checkpoints of a run: a table, and a figure by layer and over training.
+    """Fit linear probes on the checkpoints of a run, print a table, and draw a figure by layer and over training.
 
-    Without --probe it lists the probes that come with the package. Tables land as parquet in
-    RUN/analysis and are reused: what was computed once is not computed again, and Ctrl-C keeps what is done.
+    Without --probe it lists the probes that come with the package. Tables are kept as parquet files in RUN/analysis and
+    reused: nothing is computed twice, and Ctrl-C keeps what is done.
     """
     if not probes:
         _list()
@@ -84,13 +84,13 @@ def _probe(
 
     check_ending(out)
     if out is not None and len(names) > 1:
-        raise UserError("--out names one figure, and every probe draws its own; give one --probe")
+        raise UserError("--out names one figure, and every probe draws its own; give only one --probe")
     if directions is not None and not causal:
-        raise UserError("--directions says what --causal projects out; give --causal too")
+        raise UserError("--directions says how much --causal projects out; give --causal too")
     definitions = [engine.Definition.load(name) for name in names]
     run = Run(path) if path else newest_run()
     for definition in definitions:
-        with watching() as watcher:
+        with watching() as progress:
             frame = engine.probe(
                 run,
                 definition,
@@ -99,7 +99,7 @@ def _probe(
                 sequences=engine.SEQUENCES if sequences is None else sequences,
                 causal=causal,
                 directions=directions,
-                watcher=watcher,
+                progress=progress,
             )
         _print(frame, definition.about, causal)
         for written in save(draw(frame), out or run.path / "figures" / f"probe-{definition.name}.png", data=data):
@@ -115,7 +115,7 @@ def _list() -> None:
 
 
 def _print(frame: "pd.DataFrame", about: str, causal: bool) -> None:
-    """The last checkpoint, the accuracy at the first beside it."""
+    """Prints the rows of the last checkpoint, with the accuracy at the first beside them."""
     first, last = frame.step.min(), frame.step.max()
     before = frame[frame.step == first].set_index(["hook", "role"]).accuracy
     rows = frame[frame.step == last]
@@ -140,7 +140,7 @@ def _print(frame: "pd.DataFrame", about: str, causal: bool) -> None:
 
 
 def _removed(row: Any) -> list[str]:
-    """What a removal costs, beside that of as many directions of the control task, and of random ones."""
+    """What a removal costs, beside what it costs to remove as many directions of the control task, or random ones."""
     if row.left != row.left:
         return [row.hook, row.role, *["–"] * 6]
     lost = f"{_share(row.lost)} ± {_share(row.lost_stderr)}"

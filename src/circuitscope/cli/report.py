@@ -1,4 +1,4 @@
-"""`circuitscope report`."""
+"""`circuitscope report`: runs as one interactive page."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,7 @@ import typer
 def report(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Runs to show side by side; the newest unless told.", show_default=False),
+        typer.Argument(help="Runs to show side by side; by default the newest.", show_default=False),
     ] = None,
     out: Annotated[
         Path | None,
@@ -18,24 +18,25 @@ def report(
     steps: Annotated[
         str | None, typer.Option(help="Checkpoints: all, 0,400,800, or 0:2000:100.", show_default="all")
     ] = None,
-    examples: Annotated[int, typer.Option(help="Examples to look at, at most.", min=1)] = 8,
+    examples: Annotated[int, typer.Option(help="At most how many examples to show.", min=1)] = 8,
     channels: Annotated[
-        int, typer.Option(help="Heads or channels of a layer, at most: those that score highest.", min=1)
+        int,
+        typer.Option(help="At most how many heads or channels of a matrix to show: those that score highest.", min=1),
     ] = 12,
-    sequences: Annotated[int, typer.Option(help="Held-out sequences a score is averaged over.", min=2)] = 256,
+    sequences: Annotated[int, typer.Option(help="Held-out sequences that a score is averaged over.", min=2)] = 256,
 ) -> None:
     """Write an interactive report of runs: one HTML file that opens from disk, offline.
 
     A slider over the checkpoints moves through loss, accuracy, scores and the mixing matrices of every
-    layer and head. What was not analyzed yet is analyzed first, and kept.
+    layer and head. Checkpoints that were not analyzed yet are analyzed first; their tables are kept.
     """
     from circuitscope.progress import watching
     from circuitscope.viz.report import report as make
 
     try:
-        with watching() as watcher:
+        with watching() as progress:
             made = make(
-                runs or None, steps=steps, examples=examples, channels=channels, sequences=sequences, watcher=watcher
+                runs or None, steps=steps, examples=examples, channels=channels, sequences=sequences, progress=progress
             )
     except KeyboardInterrupt:
         typer.echo("circuitscope: stopped; what was analyzed is kept and will be reused", err=True)

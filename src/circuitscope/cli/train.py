@@ -214,11 +214,11 @@ def _run(
                 )
             run = api.resume(resumed, progress=progress)
         else:
-            data = configs.read_yaml(path) if path else {}
             if given.get("task.examples") == "none":
                 given["task.examples"] = None
-            data = configs.override(data, given | configs.parse_assignments(assign))
-            config = configs.RunConfig.parse(data)
+            changes = given | configs.parse_assignments(assign)
+            load, parse = configs.RunConfig.load, configs.RunConfig.parse
+            config = load(path, changes) if path else parse(configs.override({}, changes))
             if dry_run:
                 print(config.dump(), end="")
                 return

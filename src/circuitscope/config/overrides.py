@@ -1,4 +1,4 @@
-"""Configs as plain data: a YAML file read safely, and dotted overrides such as model.d_model=128 applied to it."""
+"""Configs as plain data: reads YAML files and applies dotted overrides such as model.d_model=128."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Any
 import yaml
 
 from circuitscope.errors import UserError, shown
-from circuitscope.models.presets import expand_preset, named_model
+from circuitscope.models.presets import expand_preset, model_mapping
 
 
 def read_yaml(path: Path) -> Any:
-    """A YAML file as plain data, by the safe loader."""
+    """Reads a YAML file as plain data with the safe loader, which runs no code."""
     try:
         data = yaml.safe_load(path.read_text())
         return {} if data is None else data
@@ -38,10 +38,10 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def override(data: Any, assignments: dict[str, Any]) -> Any:
-    """Plain data with dotted paths assigned.
+    """Returns a copy of plain data in which the dotted paths have the given values.
 
-    In a list of mixers a number picks one and `*` picks all: `model.mixers.0.n_heads`. A bare mixer
-    name, or a list of names with commas, is opened into the mapping it stands for.
+    In a list of mixers a number picks one and `*` picks all: `model.mixers.0.n_heads`. A model, task or
+    mixer given by its name is opened into the mapping that it stands for.
     """
     if not assignments:
         return data
@@ -51,8 +51,8 @@ def override(data: Any, assignments: dict[str, Any]) -> Any:
     late = [path for path in assignments if path.startswith("model.mixers.")]
     for path in [p for p in assignments if p not in late]:
         _assign(data, path.split("."), assignments[path], path)
-    if late and isinstance(data.get("model"), dict):
-        data["model"] = expand_preset(data["model"])
+    if late:
+        data["model"] = expand_preset(model_mapping(data.get("model", {})))
     for path in late:
         _assign(data, path.split("."), assignments[path], path)
     return data
@@ -67,15 +67,14 @@ def _assign(node: Any, parts: list[str], value: Any, path: str) -> None:
     elif isinstance(node, dict):
         picked = [first]
     else:
-        raise UserError(f"'{path}': '{first}' is inside something that is not a section")
+        raise UserError(f"'{path}': '{first}' cannot be set, because what it is in is not a section")
     for key in picked:
         if not rest:
             node[key] = value
             continue
-        child = node[key] if isinstance(node, list) else node.get(key, "attention" if key == "mixers" else {})
+        child = node[key] if isinstance(node, list) else node.get(key, {})
         if isinstance(child, str):
-            opened: dict[str, Any] = {"model": named_model(child), "mixers": [m.strip() for m in child.split(",")]}
-            child = opened.get(key, {"name": child})
+            child = model_mapping(child) if key == "model" else {"name": child}
         node[key] = child
         _assign(child, rest, value, path)
 

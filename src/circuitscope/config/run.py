@@ -1,25 +1,26 @@
-"""RunConfig: model, task and training in one strict record."""
+"""RunConfig: the model, the task and the training of a run in one strict record."""
 
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
 from circuitscope import mixers, tasks
+from circuitscope.config.identity import digest
 from circuitscope.config.overrides import override, read_yaml
+from circuitscope.config.schema import VERSION, to_current
 from circuitscope.config.train import TrainConfig
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.explain import explain
 from circuitscope.models.config import ModelConfig
-from circuitscope.models.presets import PRESETS, expand_preset, named_model
+from circuitscope.models.presets import expand_preset, model_mapping
+from circuitscope.section import Section
 from circuitscope.tasks import Task
 
 
-class RunConfig(BaseModel):
-    """Everything a run needs; equal configs on one machine give equal weights, bit by bit."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class RunConfig(Section):
+    """Everything that a run needs. On one machine, equal configs give weights that are equal bit by bit."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
     task: SerializeAsAny[Task] = Field(default_factory=lambda: tasks.task("mqar"))
@@ -28,16 +29,14 @@ class RunConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, data: Any) -> Any:
-        """Names become configs; the model's vocabulary and length come from the task."""
+        """Turns names into configs, and takes the model's vocabulary and length from the task."""
         if not isinstance(data, dict):
             return data
         data = dict(data)
         task = data["task"] = _task(data.get("task", "mqar"))
         model = data.get("model", {})
-        if isinstance(model, str):
-            model = named_model(model)
-        if isinstance(model, dict):
-            model = {**task.needs(), **model}
+        if not isinstance(model, ModelConfig):
+            model = {**task.needs(), **model_mapping(model)}
         data["model"] = model
         return data
 
@@ -51,28 +50,33 @@ class RunConfig(BaseModel):
 
     @classmethod
     def parse(cls, data: Any) -> "RunConfig":
-        """From plain data; what is wrong comes back as one line."""
+        """Reads plain data. It has today's layout by default; the key `schema` says that it has an older one.
+
+        Raises:
+            UserError: one line that says what is wrong.
+        """
         if not isinstance(data, dict):
             raise UserError(f"a config is a mapping with model, task and train, got {type(data).__name__}")
         try:
-            return cls.model_validate(data)
+            return cls.model_validate(to_current(data) if "schema" in data else data)
         except ValidationError as error:
             raise explain(error, cls) from None
 
     @classmethod
     def load(cls, path: str | Path, overrides: dict[str, Any] | None = None) -> "RunConfig":
-        """From a YAML file, with dotted overrides applied."""
-        return cls.parse(override(read_yaml(Path(path)), overrides or {}))
+        """Reads a YAML file and applies dotted overrides."""
+        data = read_yaml(Path(path))
+        return cls.parse(override(to_current(data) if isinstance(data, dict) else data, overrides or {}))
 
     @classmethod
     def build(cls, model: Any = None, task: Any = None, **options: Any) -> "RunConfig":
-        """From names and flat options, each sent to the part that has a field of that name.
+        """Makes a config from names and flat options; each option goes to the part that has a field of that name.
 
-        `build("attention", "mqar", pairs=8, n_heads=2, lr=1e-3)`. Where two parts share a name the
-        order is train, task, model, mixer.
+        `build("attention", "mqar", pairs=8, n_heads=2, lr=1e-3)`. Where several parts
+        have the field, the first of train, task, model, mixer takes the option.
         """
         task = _task(task if task is not None else "mqar")
-        model = _model(model)
+        model = model_mapping("attention" if model is None else model)
         if "n_layers" in options and "preset" in model:
             model["n_layers"] = options.pop("n_layers")
         model = expand_preset(model)
@@ -94,9 +98,14 @@ class RunConfig(BaseModel):
                 raise unknown("option", key, set().union(*places.values(), mixer_fields) - {"name"})
         return cls.parse(data)
 
+    @property
+    def digest(self) -> str:
+        """The identity of a run with this config: a short digest of what determines its weights."""
+        return digest(self)
+
     def dump(self) -> str:
-        """As YAML, complete: every default is written out."""
-        text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        """The complete config as YAML: the version of the layout, then every value, defaults included."""
+        text: str = yaml.safe_dump({"schema": VERSION, **self.model_dump(mode="json")}, sort_keys=False)
         return text
 
 
@@ -109,21 +118,3 @@ def _task(spec: Any) -> Task:
         raise UserError(f"task: expected a name or a mapping, got {shown(spec)}; names: {', '.join(tasks.names())}")
     options = {str(k): v for k, v in spec.items() if k != "name"}
     return tasks.task(spec.get("name", "mqar"), **options)
-
-
-def _model(spec: Any) -> dict[str, Any]:
-    """A model given as a name, a mapping or a config, as a mapping with a list of mixers."""
-    if isinstance(spec, ModelConfig):
-        return spec.model_dump(mode="json")
-    if spec is None or isinstance(spec, str):
-        spec = named_model(spec or "attention")
-    if not isinstance(spec, dict):
-        raise UserError(f"model: expected a name or a mapping, got {shown(spec)}; names: {', '.join(PRESETS)}")
-    if "preset" in spec:
-        return dict(spec)
-    listed = spec.get("mixers", "attention")
-    if isinstance(listed, str):
-        listed = [m.strip() for m in listed.split(",")]
-    if not isinstance(listed, list | tuple):
-        raise UserError(f"model.mixers: expected a list of mixers, got {shown(listed)}")
-    return {**spec, "mixers": list(listed)}

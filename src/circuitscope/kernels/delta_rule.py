@@ -2,7 +2,7 @@
 
 Layouts are [batch, pos, head, …]. The papers write the state as values × keys, S_t q_t; here, as in SSD
 and in fla, it is stored transposed, S: [d_key, d_value], so that a read is qᵀS and a write is k uᵀ.
-Normalizing keys and squashing β and the gate are the caller's business; β may reach 2.
+The caller normalizes the keys and brings β and the gate into their range; β may reach 2.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from circuitscope.kernels.backends import FLA_DELTA, FLA_GATED_DELTA
 from circuitscope.kernels.ssd import segment_decay, split_chunks, widest
 
 
@@ -52,7 +53,7 @@ def delta_rule(
     initial: Float[Tensor, "batch head d_key d_value"] | None = None,
     chunk: int = 64,
 ) -> Float[Tensor, "batch pos head d_value"]:
-    """S ← e^{g_t} S; S_t = (I − β_t k_t k_tᵀ) S + β_t k_t v_tᵀ; o_t = scale · q_tᵀ S_t (scale d_key^−½ unless given).
+    """S ← e^{g_t} S; S_t = (I − β_t k_t k_tᵀ) S + β_t k_t v_tᵀ; o_t = scale · q_tᵀ S_t, scale d_key^−½ by default.
 
     g is a log decay, at most 0; without it this is the plain delta rule. Chunked: with γ_i the decay
     since the chunk began and S₀ the state it began with, what each position really writes is U,
@@ -62,17 +63,12 @@ def delta_rule(
 
     one unit-triangular solve per chunk, in float64 inside: near-equal keys with β near 2 make it lose
     2 to 4e-5 in float32. Any length; the last chunk is padded with β = 0. On a GPU in half precision this
-    is fla's chunk_delta_rule or chunk_gated_delta_rule where it is installed (`delta_path` says which).
+    is fla's chunk_delta_rule or chunk_gated_delta_rule, where it serves.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    kernel = _fla_kernel(q.device, q.dtype, gated=g is not None)
-    if kernel is not None:
-        try:
-            return _delta_by_fla(kernel, q, k, v, beta, g, scale, initial)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as refusal:
-            _refusals[q.device.type, q.dtype] = f"fla refused a call ({_first_line(refusal)})"
+    fla = FLA_DELTA if g is None else FLA_GATED_DELTA
+    if fla.serves(q, d_key=q.shape[-1]):
+        return _delta_by_fla(fla, q, k, v, beta, g, scale, initial)
     return _delta_chunked(q, k, v, beta, g, scale, initial, chunk)
 
 
@@ -103,17 +99,6 @@ def delta_phi(
     return exact.to(out_dtype)
 
 
-def delta_states(
-    k: Float[Tensor, "batch pos head d_key"],
-    v: Float[Tensor, "batch pos head d_value"],
-    beta: Float[Tensor, "batch pos head"],
-    g: Float[Tensor, "batch pos head"] | None = None,
-    initial: Float[Tensor, "batch head d_key d_value"] | None = None,
-) -> Float[Tensor, "batch pos head d_key d_value"]:
-    """S_t for every position, after the write at t. Holds batch · pos · head · d_key · d_value numbers."""
-    return _scan(k, v, beta, g, initial, None)
-
-
 def delta_with_state_edit(
     q: Float[Tensor, "batch pos head d_key"],
     k: Float[Tensor, "batch pos head d_key"],
@@ -140,34 +125,6 @@ def delta_with_state_edit(
     S = _scan(k, v, beta, g, initial, edit(S.clone()) - S)
     out: Tensor = scale * (q[..., None, :] @ S)[..., 0, :]
     return out
-
-
-def delta_transition(
-    k: Float[Tensor, "batch pos head d_key"],
-    beta: Float[Tensor, "batch pos head"],
-    g: Float[Tensor, "batch pos head"] | None = None,
-) -> Float[Tensor, "batch pos head d_key d_key"]:
-    """A_t = e^{g_t} (I − β_t k_t k_tᵀ), symmetric, with S_t = A_t S_{t−1} + β_t k_t v_tᵀ."""
-    identity = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
-    A = identity - (beta[..., None] * k)[..., None] * k[..., None, :]
-    return A if g is None else g.exp()[..., None, None] * A
-
-
-def delta_path(device: torch.device | str, dtype: torch.dtype) -> tuple[str, str]:
-    """Which kernel `delta_rule` would use for tensors like these, and why."""
-    device = torch.device(device)
-    if device.type != "cuda":
-        return "torch", f"chunked with triangular solves; fla's kernels need CUDA, the device is {device.type}"
-    if dtype not in _HALF:
-        return (
-            "torch",
-            f"chunked with triangular solves; fla's kernels do not serve {_name(dtype)}, only half precision",
-        )
-    if _fla_kernel(device, dtype, gated=True) is None or _fla_kernel(device, dtype, gated=False) is None:
-        return "torch", "chunked with triangular solves; flash-linear-attention is missing or does not import"
-    if (device.type, dtype) in _refusals:
-        return "torch", f"chunked with triangular solves; {_refusals[device.type, dtype]}"
-    return "fla", f"chunk_delta_rule, chunk_gated_delta_rule: CUDA and {_name(dtype)}"
 
 
 def _delta_chunked(
@@ -200,7 +157,7 @@ def _delta_chunked(
 
 
 class _Chunk(torch.autograd.Function):
-    """One chunk: (q, k, v, β, g, S₀) to (O, S₁), S₁ only if asked for. Differentiable once.
+    """One chunk: (q, k, v, β, g, S₀) to (O, S₁), where S₁ is computed only on request. Differentiable once.
 
     With e_i the decay since the chunk began, w_j the decay until it ends (1 without g), P and N the
     decayed overlaps, all per head:
@@ -345,7 +302,7 @@ def _no_state(k: Tensor, v: Tensor) -> Tensor:
 
 
 def _scan(k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, initial: Tensor | None, extra: Tensor | None) -> Tensor:
-    """S_t = (I − β_t k_t k_tᵀ) e^{g_t} S_{t−1} + β_t k_t v_tᵀ + extra_t, all of them."""
+    """S_t = (I − β_t k_t k_tᵀ) e^{g_t} S_{t−1} + β_t k_t v_tᵀ + extra_t at every position."""
     S = _no_state(k, v) if initial is None else initial
     states = []
     for t in range(k.shape[1]):
@@ -359,26 +316,6 @@ def _scan(k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, initial: Tensor 
     return torch.stack(states, 1) if states else _no_state(k, v)[:, None][:, :0]
 
 
-# chunk_delta_rule refuses float32 and chunk_gated_delta_rule multiplies it in tf32, which breaks
-# Φ·v = fused output to 1e-5; in half precision rounding is what the caller asked for.
-_HALF = (torch.float16, torch.bfloat16)
-_refusals: dict[tuple[str, torch.dtype], str] = {}
-
-
-def _fla_kernel(device: torch.device, dtype: torch.dtype, *, gated: bool) -> Any:
-    """fla's chunk kernel where it serves, or None: without a driver its import fails in many ways."""
-    if device.type != "cuda" or dtype not in _HALF:
-        return None
-    try:
-        if gated:
-            from fla.ops.gated_delta_rule import chunk_gated_delta_rule as kernel
-        else:
-            from fla.ops.delta_rule import chunk_delta_rule as kernel
-    except Exception:
-        return None
-    return kernel
-
-
 def _delta_by_fla(
     kernel: Any,
     q: Tensor,
@@ -389,18 +326,10 @@ def _delta_by_fla(
     scale: float,
     initial: Tensor | None,
 ) -> Tensor:
-    """fla's layout is ours; by keyword, because its functions order g and beta differently."""
+    """fla has the same layout. Arguments go by keyword, because its functions order g and beta differently."""
     k, v, beta = k.to(q.dtype), v.to(q.dtype), beta.to(q.dtype)
     gate = {} if g is None else {"g": g.to(torch.promote_types(g.dtype, torch.float32))}
     state = None if initial is None else initial.to(torch.promote_types(initial.dtype, torch.float32))
     out, _ = kernel(q=q, k=k, v=v, beta=beta, scale=scale, initial_state=state, output_final_state=False, **gate)
     result: Tensor = out
     return result
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

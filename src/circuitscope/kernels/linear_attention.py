@@ -7,20 +7,13 @@ The fast path is quadratic in blocks of queries: up to length 1,000 or so that c
 features, and in either direction it keeps one [block, pos] strip of weights instead of the whole matrix.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 BLOCK = 64
-
-
-class BasedStates(NamedTuple):
-    """Running sums over j ≤ t: kv = Σ φ(k_j) v_jᵀ and k = Σ φ(k_j); the recurrent state of the layer."""
-
-    kv: Float[Tensor, "batch pos head feature d_v"]
-    k: Float[Tensor, "batch pos head feature"]
 
 
 def taylor_features(x: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape feature"]:
@@ -30,12 +23,6 @@ def taylor_features(x: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape featu
     return torch.cat([torch.ones_like(x[..., :1]), x * d**-0.25, square], dim=-1)
 
 
-def based_states(k: Float[Tensor, "batch pos head d"], v: Float[Tensor, "batch pos head d_v"]) -> BasedStates:
-    """The state after every position: (1 + d + d²)(d_v + 1) numbers per head and position, so for short inputs."""
-    features = taylor_features(k)
-    return BasedStates((features[..., :, None] * v[..., None, :]).cumsum(1), features.cumsum(1))
-
-
 def based_reference(
     q: Float[Tensor, "batch pos head d"],
     k: Float[Tensor, "batch pos head d"],
@@ -43,9 +30,9 @@ def based_reference(
     eps: float = 1e-12,
 ) -> Float[Tensor, "batch pos head d_v"]:
     """y_t = φ(q_t)·Σ_{j≤t} φ(k_j) v_jᵀ / (φ(q_t)·Σ_{j≤t} φ(k_j) + eps), in the recurrent form."""
-    features, states = taylor_features(q), based_states(k, v)
-    numerator = torch.einsum("bthf,bthfe->bthe", features, states.kv)
-    denominator = torch.einsum("bthf,bthf->bth", features, states.k)
+    reads, writes = taylor_features(q), taylor_features(k)
+    numerator = torch.einsum("bthf,bthfe->bthe", reads, (writes[..., :, None] * v[..., None, :]).cumsum(1))
+    denominator = torch.einsum("bthf,bthf->bth", reads, writes.cumsum(1))
     return numerator / (denominator + eps)[..., None]
 
 

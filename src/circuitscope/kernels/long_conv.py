@@ -1,4 +1,4 @@
-"""Causal depthwise convolution with a filter up to as long as the sequence, and its Toeplitz matrix.
+"""Causal depthwise convolution with a filter of any length up to the sequence's, and its Toeplitz matrix.
 
 Reference: long_conv_reference, the Toeplitz matrix times u. Two fast paths: a Numba loop over the taps, for float32 on
 a CPU up to DIRECT_TAPS taps, and the FFT for everything else. The few taps of a model's short convolution, with torch's
@@ -62,14 +62,14 @@ def long_conv(
 
 
 def takes_direct_path(u: Tensor, taps: int) -> bool:
-    """Whether the loop over taps serves: float32 on a CPU, and few enough of them."""
+    """Whether the loop over taps serves: float32 on a CPU, and at most DIRECT_TAPS taps."""
     return bool(u.device.type == "cpu" and u.dtype == torch.float32 and taps <= DIRECT_TAPS)
 
 
 def fft_conv(
     u: Float[Tensor, "batch pos channel"], kernel: Float[Tensor, "channel lag"]
 ) -> Float[Tensor, "batch pos channel"]:
-    """y_i = Σ_{j≤i} kernel_{i−j} u_j by FFT, on any device and in any precision torch has one for."""
+    """y_i = Σ_{j≤i} kernel_{i−j} u_j by FFT, on any device and in any precision that torch has an FFT for."""
     y: Tensor = _FFTConv.apply(u, _cut_to(kernel, u.shape[1]))  # type: ignore[no-untyped-call]
     return y
 
@@ -91,7 +91,7 @@ def _cut_to(kernel: Float[Tensor, "channel lag"], length: int) -> Float[Tensor, 
 
 
 def _check(u: Tensor, kernel: Tensor, bias: Tensor | None) -> None:
-    """The loop loads without looking: every shape must fit, and every number be a float32, before it starts."""
+    """The loop does not check its indices, so every shape must fit and every number be a float32 before it starts."""
     channels = u.shape[-1]
     if u.ndim != 3 or kernel.ndim != 2 or len(kernel) != channels:
         raise ValueError(

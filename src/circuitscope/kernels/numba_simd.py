@@ -9,6 +9,7 @@ machine's registers ask; nothing here is specific to one processor.
 No index is checked: a kernel pads its last axis to a multiple of LANES first.
 """
 
+import inspect
 import logging
 import operator
 import os
@@ -27,14 +28,14 @@ from torch import Tensor
 
 LANES = 8
 
-# Numba says it is typed, but most of it is not.
+# Numba claims to be typed, but most of it is not.
 _settings: Any = numba.config
 _get_item_pointer: Any = cgutils.get_item_pointer
 _unpack_tuple: Any = cgutils.unpack_tuple
 _lower: Any = lower_builtin
 _signature: Any = signature
 
-# All of fast math that kernels get: a product and a sum may fuse. Numba puts its flags on every
+# The one liberty of fast math that kernels take: a product and a sum may fuse. Numba puts its flags on every
 # instruction of a function: "reassoc" would cancel the rounding in exp2, and with "nnan" a NaN may
 # come out finite (the trainer knows a diverged run by its loss). Vectors do not need either.
 FASTMATH = {"contract"}
@@ -43,14 +44,18 @@ FASTMATH = {"contract"}
 # -- compiling and launching ------------------------------------------------------------------------
 
 
-def task(function: Callable[..., None]) -> Callable[..., None]:
-    """Compile the work of one thread: kernels call it inside their `numba.prange`."""
-    compiled: Callable[..., None] = numba.njit(fastmath=FASTMATH)(function)
-    return compiled
+def task(function: Callable[..., Any]) -> Any:
+    """Compile the work of one thread or a part of it: kernels call it inside their `numba.prange`.
+
+    It is always inlined. Otherwise the process that compiles calls this function's own machine code while later ones
+    call the copy in the kernel's cache, and the two may fuse products and sums differently.
+    """
+    return numba.njit(fastmath=FASTMATH, forceinline=True)(_as_written(function))
 
 
 def serial(function: Callable[..., None]) -> Callable[..., None]:
     """Compile a function of finite numbers for one thread and keep the machine code on disk."""
+    function = _as_written(function)
     try:
         compiled: Callable[..., None] = numba.njit(cache=True, fastmath=True)(function)
     except RuntimeError:  # no writable place for a cache
@@ -64,6 +69,7 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
     Each call uses as many threads as torch does, or NUMBA_NUM_THREADS if that is fewer. The GIL is
     held meanwhile, so two Python threads never launch at once.
     """
+    function = _as_written(function)
     try:
         compiled = numba.njit(parallel=True, cache=True, fastmath=FASTMATH)(function)
     except RuntimeError:  # no writable place for a cache
@@ -82,10 +88,15 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
     return launch
 
 
-def _prefer_openmp() -> None:
-    """Numba's workqueue layer must not be entered from two threads; OpenMP and TBB may.
+def _as_written(function: Callable[..., Any]) -> Any:
+    """The function without the wrapper that a run-time type checker put around it, which Numba cannot compile."""
+    return inspect.unwrap(function)
 
-    A layer named by the user (NUMBA_THREADING_LAYER, NUMBA_THREADING_LAYER_PRIORITY) stays.
+
+def _prefer_openmp() -> None:
+    """Two threads must not enter Numba's workqueue layer at once; they may enter OpenMP and TBB.
+
+    A layer that the user names (NUMBA_THREADING_LAYER, NUMBA_THREADING_LAYER_PRIORITY) stays.
     """
     chosen = "NUMBA_THREADING_LAYER" in os.environ or "NUMBA_THREADING_LAYER_PRIORITY" in os.environ
     if not chosen and _settings.THREADING_LAYER_PRIORITY == ["tbb", "omp", "workqueue"]:
@@ -97,31 +108,36 @@ _said_compiling = False
 
 def _say_once_if_compiling(compiled: Any) -> None:
     global _said_compiling
-    if _is_cached(compiled) or _said_compiling:
+    _remove_stale_code(compiled)
+    if _machine_code(compiled) or _said_compiling:
         return
     _said_compiling = True
     logging.getLogger("circuitscope").warning("compiling kernels, once; later runs find them in the cache")
 
 
-def _is_cached(compiled: Any) -> bool:
-    """Whether machine code of this function is on disk, after removing what is older than this file.
+def _machine_code(compiled: Any) -> list[Path]:
+    """Numba's index files of this function on disk; none where it keeps no cache."""
+    folder = compiled.stats.cache_path
+    return list(Path(folder).glob(f"*.{compiled.py_func.__name__}-*.nbi")) if folder else []
+
+
+def _remove_stale_code(compiled: Any) -> None:
+    """Remove machine code that is older than this file or the kernel's own.
 
     Numba compares its cache with the kernel's own file only; a kernel also contains what it calls here.
     """
+    sources = [Path(__file__), Path(compiled.py_func.__code__.co_filename)]
     try:
-        sources = [Path(__file__), Path(compiled.py_func.__code__.co_filename)]
         newest = max(file.stat().st_mtime for file in sources)
-        indices = list(Path(compiled.stats.cache_path).glob(f"*.{compiled.py_func.__name__}-*.nbi"))
-        fresh = [file for file in indices if file.stat().st_mtime >= newest]
-        for file in set(indices) - set(fresh):
-            file.unlink(missing_ok=True)
-        return bool(fresh)
-    except (OSError, TypeError):
-        return False
+        for file in _machine_code(compiled):
+            if file.stat().st_mtime < newest:
+                file.unlink(missing_ok=True)
+    except OSError:  # a cache that cannot be changed or is changed by another process: Numba copes
+        pass
 
 
 def pad_last(tensor: Tensor, multiple: int = LANES) -> Tensor:
-    """Contiguous, detached, the last axis padded with zeros to a multiple: what a kernel may load from."""
+    """A contiguous, detached tensor whose last axis is padded with zeros to a multiple: what a kernel may load from."""
     missing = -tensor.shape[-1] % multiple
     tensor = tensor.detach()
     return F.pad(tensor, (0, missing)) if missing else tensor.contiguous()
@@ -194,12 +210,12 @@ def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index_type
     return _get_item_pointer(context, builder, array_type, view, indices, wraparound=False)
 
 
-def _instructions(function: Any) -> Any:
-    """A function of kernels given by the LLVM instructions it emits; to Python's type checker, anything."""
-    return intrinsic(function)
+def instructions(function: Any) -> Any:
+    """A function for use in kernels, given by the LLVM instructions that it emits. Type checkers see Any."""
+    return intrinsic(_as_written(function))
 
 
-@_instructions
+@instructions
 def load(typing_context, array, index):  # type: ignore[no-untyped-def]
     """load(array, (i, j, ...)): the LANES floats from array[i, j, ...] on."""
 
@@ -210,7 +226,7 @@ def load(typing_context, array, index):  # type: ignore[no-untyped-def]
     return vector(array, index), emit
 
 
-@_instructions
+@instructions
 def broadcast(typing_context, array, index):  # type: ignore[no-untyped-def]
     """broadcast(array, (i, j, ...)): the one float array[i, j, ...] in every lane."""
 
@@ -221,7 +237,7 @@ def broadcast(typing_context, array, index):  # type: ignore[no-untyped-def]
     return vector(array, index), emit
 
 
-@_instructions
+@instructions
 def store(typing_context, array, index, value):  # type: ignore[no-untyped-def]
     """store(array, (i, j, ...), vector)."""
 
@@ -233,7 +249,7 @@ def store(typing_context, array, index, value):  # type: ignore[no-untyped-def]
     return types.void(array, index, value), emit
 
 
-@_instructions
+@instructions
 def splat(typing_context, scalar):  # type: ignore[no-untyped-def]
     """The same float32 in every lane."""
 
@@ -243,7 +259,7 @@ def splat(typing_context, scalar):  # type: ignore[no-untyped-def]
     return vector(scalar), emit
 
 
-@_instructions
+@instructions
 def lane_sum(typing_context, value):  # type: ignore[no-untyped-def]
     """The sum of the lanes, in a fixed order."""
 
@@ -263,7 +279,7 @@ def lane_sum(typing_context, value):  # type: ignore[no-untyped-def]
     return types.float32(value), emit
 
 
-@_instructions
+@instructions
 def magnitude(typing_context, value):  # type: ignore[no-untyped-def]
     """|value|, lane by lane."""
 
@@ -283,7 +299,7 @@ _POLYNOMIAL = (1.0, 0.6931469775983289, 0.2402224208402667, 0.055507337438817084
 _ROUND = 1.5 * 2**23 + 127
 
 
-@_instructions
+@instructions
 def exp2(typing_context, value):  # type: ignore[no-untyped-def]
     """2^z, lane by lane, to 2 units in the last place.
 

@@ -10,14 +10,13 @@ bilinear: Ā = (1 + ΔA/2)/(1 − ΔA/2),   B̄ = Δ/(1 − ΔA/2)     (H3)
 
 Parameters are real, so optimizers and safetensors take them: A = −exp(log_A_real) + i A_imag, C as pairs
 (re, im). States are complex tensors [batch, pos, channel, state]; torch.view_as_real gives a real view of them.
-References: s4d_kernel_reference and s4d_states step through the recurrence. The convolution is in long_conv.
+Reference: s4d_kernel_reference steps through the recurrence. The convolution is in long_conv.
 """
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Complex, Float
 from torch import Tensor
 
@@ -27,7 +26,7 @@ Discretization = Literal["zoh", "bilinear"]
 
 
 class S4DParams(NamedTuple):
-    """What fixes one S4D layer, all real: A = −exp(log_A_real) + i A_imag, C as (re, im), Δ = e^{log_dt}."""
+    """The parameters of one S4D layer, all real: A = −exp(log_A_real) + i A_imag, C as (re, im), Δ = e^{log_dt}."""
 
     log_A_real: Float[Tensor, "channel state"]
     A_imag: Float[Tensor, "channel state"]
@@ -41,6 +40,16 @@ def s4d_lin(channels: int, states: int) -> tuple[Float[Tensor, "channel state"],
     real = torch.full((channels, states), 0.5).log()
     imaginary = torch.pi * torch.arange(states, dtype=torch.float32)
     return real, imaginary.repeat(channels, 1)
+
+
+def s4d_kernel_reference(params: S4DParams, length: int) -> Float[Tensor, "channel pos"]:
+    """K_l = 2 Re Σ_n C_n h_ln, the answer of the recurrence h_l = Ā h_{l−1} to an impulse, h_0 = B̄."""
+    A_bar, B_bar, C = _discretize(params)
+    h, K = B_bar, []
+    for _ in range(length):
+        K.append(2 * (C * h).sum(-1).real)
+        h = A_bar * h
+    return torch.stack(K, dim=-1).to(params.C.dtype)
 
 
 def s4d_kernel(params: S4DParams, length: int) -> Float[Tensor, "channel pos"]:
@@ -63,29 +72,6 @@ def s4d_kernel(params: S4DParams, length: int) -> Float[Tensor, "channel pos"]:
     return 2 * product.flatten(1)[:, :length]
 
 
-def s4d_kernel_reference(params: S4DParams, length: int) -> Float[Tensor, "channel pos"]:
-    """The same K as the answer of the stepwise recurrence to an impulse."""
-    impulse = torch.zeros(1, length, params.C.shape[0], dtype=params.C.dtype, device=params.C.device)
-    impulse[:, 0] = 1
-    return s4d_readout(s4d_states(impulse, params), params)[0].T
-
-
-def s4d_states(u: Float[Tensor, "batch pos channel"], params: S4DParams) -> Complex[Tensor, "batch pos channel state"]:
-    """h_t = Ā h_{t−1} + B̄ u_t for every t, differentiable; O(batch · pos · channel · state) memory."""
-    A_bar, B_bar, _ = _discretize(params)
-    dtype = u.dtype.to_complex()
-    return _scan(A_bar.to(dtype), u[..., None] * B_bar.to(dtype))
-
-
-def s4d_readout(
-    states: Complex[Tensor, "batch pos channel state"], params: S4DParams
-) -> Float[Tensor, "batch pos channel"]:
-    """y_t = 2 Re Σ_n C_n h_tn, without the skip D u."""
-    C = torch.view_as_complex(params.C.contiguous()).to(states.dtype)
-    y: Tensor = 2 * (states * C).sum(-1).real
-    return y
-
-
 def s4d_with_state_edit(
     u: Float[Tensor, "batch pos channel"],
     params: S4DParams,
@@ -99,12 +85,11 @@ def s4d_with_state_edit(
     reaches all later outputs. Edits at several positions add up: where the states are replaced at t and again at
     t' > t, h'_{t'} is the written value plus the decayed δ_t, since `edit` saw the unedited states (a copy of them,
     which it may write into).
-    An identity edit leaves the output bit for bit as s4d_readout(s4d_states(u)) gives it.
     """
-    states = s4d_states(u, params)
+    A_bar, B_bar, C = (part.to(u.dtype.to_complex()) for part in _discretize(params))
+    states = _scan(A_bar, u[..., None] * B_bar)
     delta = edit(states.clone()) - states
-    A_bar = _discretize(params)[0].to(states.dtype)
-    y = s4d_readout(states + _scan(A_bar, delta), params)
+    y: Tensor = 2 * ((states + _scan(A_bar, delta)) * C).sum(-1).real
     return y if D is None else torch.addcmul(y, u, D)
 
 
@@ -115,31 +100,6 @@ def shift_ssm(
 ) -> Float[Tensor, "batch pos channel"]:
     """H3's shift-SSM: y_t = Σ_{s<N} c_s u_{t−s} + D u_t, a learned causal filter whose state is the last N inputs."""
     return long_conv(u, c, D)
-
-
-def shift_ssm_states(u: Float[Tensor, "batch pos channel"], size: int) -> Float[Tensor, "batch pos channel state"]:
-    """h_t = (u_t, u_{t−1}, ..., u_{t−N+1}), with zeros before the first position; a view, not to be written to."""
-    return F.pad(u, (0, 0, size - 1, 0)).unfold(1, size, 1).flip(-1)
-
-
-def shift_ssm_with_state_edit(
-    u: Float[Tensor, "batch pos channel"],
-    c: Float[Tensor, "channel state"],
-    D: Float[Tensor, " channel"] | None,
-    edit: Callable[[Float[Tensor, "batch pos channel state"]], Float[Tensor, "batch pos channel state"]],
-) -> Float[Tensor, "batch pos channel"]:
-    """shift_ssm after `edit` was called once with all states; δ_t moves on one slot per step until it falls out.
-
-    Edits at several positions add up, as in s4d_with_state_edit; here too `edit` gets a copy.
-    """
-    states = shift_ssm_states(u, c.shape[1])
-    delta = edit(states.clone()) - states
-    moved, carried = [], torch.zeros_like(delta[:, 0])
-    for delta_t in delta.unbind(1):
-        carried = F.pad(carried, (1, 0))[..., :-1] + delta_t
-        moved.append(carried)
-    y = ((states + torch.stack(moved, 1)) * c).sum(-1)
-    return y if D is None else torch.addcmul(y, u, D)
 
 
 def _discretize(

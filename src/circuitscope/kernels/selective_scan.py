@@ -10,7 +10,7 @@ are differentiable once, the torch paths any number of times. No modules, no pro
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from jaxtyping import Float
 from numba import prange
 from torch import Tensor
 
+from circuitscope.kernels.backends import MAMBA_SSM, NUMBA
 from circuitscope.kernels.numba_simd import (
     LANES,
     broadcast,
@@ -25,7 +26,6 @@ from circuitscope.kernels.numba_simd import (
     kernel,
     lane_sum,
     load,
-    magnitude,
     pad_last,
     splat,
     store,
@@ -98,48 +98,19 @@ def selective_scan(
     Half-precision tensors on a CPU are computed in float32 and returned in their own dtype.
     """
     _check(dt, A, B, C, D, x, initial)
-    path, _ = selective_scan_path(x.device, x.dtype)
-    if path == "mamba-ssm" and initial is None:
-        try:
-            return _scan_by_mamba_ssm(x, dt, A, B, C, D)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # whatever it refuses (a state size, a device, a missing driver), torch can do
-            pass
-    if path == "numba":
+    if NUMBA.serves(x):
         args = [None if tensor is None else tensor.float() for tensor in (x, dt, A, B, C, D, initial)]
         y: Tensor = _SelectiveScan.apply(*args)  # type: ignore[no-untyped-call]
         return y.to(x.dtype)
+    if MAMBA_SSM.serves(x, state=A.shape[1], initial=initial is not None):
+        return _scan_by_mamba_ssm(x, dt, A, B, C, D)
     return selective_scan_reference(x, dt, A, B, C, D, initial)
-
-
-def selective_scan_path(device: torch.device | str, dtype: torch.dtype) -> tuple[str, str]:
-    """The path that tensors like these take ("numba", "mamba-ssm" or "torch"), and why."""
-    kind = torch.device(device).type
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return "torch", f"the kernels compute in float32, not in {str(dtype).removeprefix('torch.')}"
-    if kind == "cpu":
-        return "numba", "float32 on the CPU"
-    if kind != "cuda":
-        return "torch", f"no kernel for the device {kind}"
-    if _mamba_ssm() is None:
-        return "torch", "mamba-ssm cannot be imported"
-    return "mamba-ssm", "a CUDA device, and mamba-ssm is installed"
-
-
-def _mamba_ssm() -> Any:
-    """mamba-ssm's fused function, or None: without a driver its import fails in many ways."""
-    try:
-        from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
-    except Exception:
-        return None
-    return selective_scan_fn
 
 
 def _scan_by_mamba_ssm(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> Tensor:
     """mamba-ssm has positions last, one dtype for what varies in time, and float32 for A and D."""
     u, delta, b, c = (tensor.to(x.dtype).mT.contiguous() for tensor in (x, dt, B, C))
-    y: Tensor = _mamba_ssm()(u, delta, A.float(), b, c, None if D is None else D.float(), delta_softplus=False)
+    y: Tensor = MAMBA_SSM(u, delta, A.float(), b, c, None if D is None else D.float(), delta_softplus=False)
     return y.mT
 
 
@@ -152,7 +123,7 @@ def _check(
     x: Tensor | None = None,
     initial: Tensor | None = None,
 ) -> None:
-    """The kernels load without looking: every shape must fit before they start."""
+    """The kernels do not check their indices, so every shape must fit before they start."""
     if dt.ndim != 3 or A.ndim != 2:
         raise ValueError(
             f"dt is [batch, pos, channel] and A is [channel, state], not {list(dt.shape)} and {list(A.shape)}"
@@ -175,7 +146,7 @@ def _check(
 # -- states -------------------------------------------------------------------------------------------
 
 
-def selective_scan_states(
+def _states(
     x: Float[Tensor, "batch pos channel"],
     dt: Float[Tensor, "batch pos channel"],
     A: Float[Tensor, "channel state"],
@@ -217,9 +188,9 @@ def selective_scan_with_state_edit(
     replacing h_t by v gives h″_t = v plus the propagated effect of the edits before t. `edit` gets a copy
     and may write into it.
     """
-    h = selective_scan_states(x, dt, A, B, initial)
+    h = _states(x, dt, A, B, initial)
     change = edit(h.clone()) - h
-    h = selective_scan_states(x, dt, A, B, initial, change)
+    h = _states(x, dt, A, B, initial, change)
     y = torch.einsum("blen,bln->ble", h, C)
     return y if D is None else y + D * x
 
@@ -234,45 +205,18 @@ def selective_scan_phi(
     C: Float[Tensor, "batch pos state"],
     D: Float[Tensor, " channel"] | None = None,
 ) -> Float[Tensor, "batch channel dest src"]:
-    """Φ of every channel given, lower-triangular: Σ_j Φ_ij x_j = y_i. Differentiable in every argument.
+    """Φ of each channel that is given, lower-triangular: Σ_j Φ_ij x_j = y_i. Differentiable in every argument.
 
     Row by row, h_j ← exp(Δ_i A) ⊙ h_j, Φ_ij = C_i·h_j: channel · state · L exponentials, all of them at
     most 1, and no state axis in memory. Channels are independent, so pass slices of dt, A and D to bound
     the result.
     """
     _check(dt, A, B, C, D)
-    if selective_scan_path(dt.device, dt.dtype)[0] != "numba":
+    if not NUMBA.serves(dt):
         return selective_scan_phi_reference(dt, A, B, C, D)
     args = [None if tensor is None else tensor.float() for tensor in (dt, A, B, C, D)]
     phi: Tensor = _SelectiveScanPhi.apply(*args)  # type: ignore[no-untyped-call]
     return phi.to(dt.dtype)
-
-
-@torch.no_grad()
-def selective_scan_phi_reduced(
-    dt: Float[Tensor, "batch pos channel"],
-    A: Float[Tensor, "channel state"],
-    B: Float[Tensor, "batch pos state"],
-    C: Float[Tensor, "batch pos state"],
-    D: Float[Tensor, " channel"] | None = None,
-    how: Literal["mean_abs", "mean"] = "mean_abs",
-) -> Float[Tensor, "batch dest src"]:
-    """The mean over channels of |Φ| or of Φ, without a channel axis in memory and without gradients."""
-    _check(dt, A, B, C, D)
-    if how not in ("mean_abs", "mean"):
-        raise ValueError(f'how is "mean_abs" or "mean", not {how!r}')
-    batch, length, channels = dt.shape
-    if selective_scan_path(dt.device, dt.dtype)[0] != "numba":
-        total = dt.new_zeros(batch, length, length)
-        for at in range(channels):
-            e = slice(at, at + 1)
-            phi = selective_scan_phi_reference(dt[..., e], A[e], B, C, None if D is None else D[e])
-            total += (phi.abs() if how == "mean_abs" else phi).sum(1)
-        return total / channels
-    out = torch.zeros(batch, length, length)
-    width = 64 if batch * length >= 256 else 2 * LANES  # columns of a task
-    _phi_reduced(*_phi_arrays(dt, A, B, C, D), out.numpy(), width, how == "mean_abs")
-    return out.to(dt.dtype)
 
 
 @torch.no_grad()
@@ -286,7 +230,7 @@ def selective_scan_phi_profile(
     """The mean of |Φ_{i,i−lag}| over i, for every channel and lag, without Φ in memory and without gradients."""
     _check(dt, A, B, C, D)
     batch, length, channels = dt.shape
-    if selective_scan_path(dt.device, dt.dtype)[0] != "numba":
+    if not NUMBA.serves(dt):
         profile = dt.new_empty(batch, channels, length)
         for at in range(channels):
             e = slice(at, at + 1)
@@ -359,7 +303,7 @@ class _SelectiveScan(torch.autograd.Function):
 
 
 def _block(batch: int, channels: int) -> int:
-    """Channels per task: few tasks share B and C well, many keep all threads busy. Never depends on the threads."""
+    """Channels per task, whatever the threads: large blocks share B and C well, small ones keep all threads busy."""
     return 64 if batch * channels >= 512 else LANES
 
 
@@ -486,7 +430,7 @@ def _scan_backward(  # type: ignore[no-untyped-def]
 
 
 class _SelectiveScanPhi(torch.autograd.Function):
-    """Backward recomputes each channel's states, one state index at a time: two L × L scratch arrays a thread."""
+    """Backward recomputes each channel's states, one state index at a time: two L × L scratch arrays per thread."""
 
     @staticmethod
     def forward(ctx: Any, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> Tensor:
@@ -521,25 +465,24 @@ def _phi_arrays(dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -
 
 
 @task
-def _next_row(b, e, i, first, width, dt, A2, B, C, D, decay, h, row):  # type: ignore[no-untyped-def]
-    """Row i of Φ in columns first .. first + width, into `row`. h[n, j − first] holds h_j of the row before."""
+def _next_row(b, e, i, dt, A2, B, C, D, decay, h, row):  # type: ignore[no-untyped-def]
+    """Row i of Φ up to its diagonal, into `row`. h[n, j] holds h_j of the row before."""
     states = B.shape[2]
     delta = dt[b, e, i]
     for n in range(0, states, LANES):
         store(decay, (n,), exp2(splat(delta) * load(A2, (e, n))))
-    for j in range(0, min(width, i - first), LANES):
+    for j in range(0, i, LANES):
         total = splat(0.0)
         for n in range(states):
             state = load(h, (n, j)) * broadcast(decay, (n,))
             store(h, (n, j), state)
             total = total + state * broadcast(C, (b, i, n))
         store(row, (j,), total)
-    if i - first < width:
-        diagonal = D[e]
-        for n in range(states):
-            h[n, i - first] = delta * B[b, i, n]
-            diagonal += delta * B[b, i, n] * C[b, i, n]
-        row[i - first] = diagonal
+    diagonal = D[e]
+    for n in range(states):
+        h[n, i] = delta * B[b, i, n]
+        diagonal += delta * B[b, i, n] * C[b, i, n]
+    row[i] = diagonal
 
 
 @kernel
@@ -552,45 +495,12 @@ def _phi_forward(dt, A2, B, C, D, phi):  # type: ignore[no-untyped-def]
         h = np.zeros((B.shape[2], padded), np.float32)
         row = np.empty(padded, np.float32)
         for i in range(length):
-            _next_row(b, e, i, 0, padded, dt, A2, B, C, D, decay, h, row)
+            _next_row(b, e, i, dt, A2, B, C, D, decay, h, row)
             out = phi[b, e, i]
             for j in range(i + 1):
                 out[j] = row[j]
             for j in range(i + 1, length):
                 out[j] = 0.0
-
-
-@task
-def _reduce_columns(b, first, width, dt, A2, B, C, D, out, absolute):  # type: ignore[no-untyped-def]
-    channels, length = dt.shape[1:]
-    decay = np.empty(A2.shape[1], np.float32)
-    h = np.empty((B.shape[2], width), np.float32)
-    row = np.empty(width, np.float32)
-    total = np.zeros((length - first, width), np.float32)
-    for e in range(channels):
-        h[:] = 0.0
-        row[:] = 0.0
-        for i in range(first, length):
-            _next_row(b, e, i, first, width, dt, A2, B, C, D, decay, h, row)
-            for j in range(0, min(width, i - first + 1), LANES):
-                entry = magnitude(load(row, (j,))) if absolute else load(row, (j,))
-                store(total, (i - first, j), load(total, (i - first, j)) + entry)
-    for i in range(first, length):
-        for j in range(min(width, i - first + 1)):
-            out[b, i, first + j] = total[i - first, j] / channels
-
-
-@kernel
-def _phi_reduced(dt, A2, B, C, D, out, width, absolute):  # type: ignore[no-untyped-def]
-    """A task is a block of columns together with its mirror image: long and short ones in equal shares."""
-    batch, _, length = dt.shape
-    blocks = (length + width - 1) // width
-    pairs = (blocks + 1) // 2
-    for item in prange(batch * pairs):
-        b, k = item // pairs, item % pairs
-        _reduce_columns(b, k * width, width, dt, A2, B, C, D, out, absolute)
-        if blocks - 1 - k != k:
-            _reduce_columns(b, (blocks - 1 - k) * width, width, dt, A2, B, C, D, out, absolute)
 
 
 @kernel
@@ -604,7 +514,7 @@ def _phi_profile(dt, A2, B, C, D, out):  # type: ignore[no-untyped-def]
         row = np.empty(padded, np.float32)
         sums = out[b, e]
         for i in range(length):
-            _next_row(b, e, i, 0, padded, dt, A2, B, C, D, decay, h, row)
+            _next_row(b, e, i, dt, A2, B, C, D, decay, h, row)
             for j in range(i + 1):
                 sums[i - j] += abs(row[j])
         for lag in range(length):

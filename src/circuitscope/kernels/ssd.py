@@ -1,8 +1,8 @@
 """SSD, the state-space duality of Mamba2: the stepwise reference, the chunked form, Φ, the states.
 
 Layouts are [batch, pos, head, …]; the state of a head is [state, d_head] with `state` the axis that B
-and C share. Heads share B and C in groups: head h reads group h // (heads / groups). Discretization
-(Δ > 0) and the sign of A (A < 0) are the caller's business.
+and C share. Heads share B and C in groups: head h reads group h // (heads / groups). The caller
+discretizes (Δ > 0) and gives A its sign (A < 0).
 """
 
 from collections.abc import Callable
@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+
+from circuitscope.kernels.backends import FLA_SSD
 
 
 def ssd_reference(
@@ -53,16 +55,10 @@ def ssd(
 
     Inside a chunk y = (C Bᵀ ⊙ Γ) diag(Δ) x; from chunk to chunk one state is handed on. Any length; the
     last chunk is padded with Δ = 0. Half precision is computed in float32 and rounded at the end. On a
-    GPU in half precision this is fla's chunk_simple_gla where it is installed (`ssd_path` says which).
+    GPU in half precision this is fla's chunk_simple_gla, where it serves.
     """
-    kernel = _fla_kernel(x.device, x.dtype)
-    if kernel is not None:
-        try:
-            return _ssd_by_fla(kernel, x, dt, A, B, C, D, initial)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as refusal:
-            _refusals[x.device.type, x.dtype] = f"fla refused a call ({_first_line(refusal)})"
+    if FLA_SSD.serves(x, d_head=x.shape[-1], state=B.shape[-1]):
+        return _ssd_by_fla(FLA_SSD, x, dt, A, B, C, D, initial)
     return _ssd_chunked(x, dt, A, B, C, D, initial, chunk)
 
 
@@ -84,17 +80,6 @@ def ssd_phi(
     if D is not None:
         phi = phi + torch.diag_embed(D.to(dtype)[:, None].expand(heads, dt.shape[1]))
     return phi.to(B.dtype)
-
-
-def ssd_states(
-    x: Float[Tensor, "batch pos head d_head"],
-    dt: Float[Tensor, "batch pos head"],
-    A: Float[Tensor, " head"],
-    B: Float[Tensor, "batch pos group state"],
-    initial: Float[Tensor, "batch head state d_head"] | None = None,
-) -> Float[Tensor, "batch pos head state d_head"]:
-    """S_t for every position, after the write at t. Holds batch · pos · head · state · d_head numbers."""
-    return _scan((dt * A).exp(), _writes(x, dt, B), initial)
 
 
 def ssd_with_state_edit(
@@ -125,20 +110,6 @@ def ssd_with_state_edit(
     return y if D is None else y + D[:, None] * x
 
 
-def ssd_path(device: torch.device | str, dtype: torch.dtype) -> tuple[str, str]:
-    """Which kernel `ssd` would use for tensors like these, and why."""
-    device = torch.device(device)
-    if device.type != "cuda":
-        return "torch", f"chunked matrix products; fla's kernels need CUDA, the device is {device.type}"
-    if dtype not in _HALF:
-        return "torch", f"chunked matrix products; fla's kernels round {_name(dtype)} products, so they serve half only"
-    if _fla_kernel(device, dtype) is None:
-        return "torch", "chunked matrix products; flash-linear-attention is missing or does not import"
-    if (device.type, dtype) in _refusals:
-        return "torch", f"chunked matrix products; {_refusals[device.type, dtype]}"
-    return "fla", f"chunk_simple_gla: CUDA and {_name(dtype)}"
-
-
 def segment_decay(log_a: Float[Tensor, "... pos"]) -> Float[Tensor, "... dest src"]:
     """Γ_ij = exp(Σ_{k=j+1..i} log_a_k) for i ≥ j, zero above the diagonal; log_a ≤ 0.
 
@@ -150,7 +121,7 @@ def segment_decay(log_a: Float[Tensor, "... pos"]) -> Float[Tensor, "... dest sr
 
 
 class _SegmentDecay(torch.autograd.Function):
-    """Backward: with E = grad ⊙ Γ below the diagonal, d log_a_k = Σ_{i≥k>j} E_ij. Differentiable again."""
+    """Backward: with E = grad ⊙ Γ below the diagonal, d log_a_k = Σ_{i≥k>j} E_ij. Differentiable again and again."""
 
     @staticmethod
     def forward(ctx: Any, log_a: Tensor) -> Tensor:
@@ -230,7 +201,7 @@ def _ssd_chunked(
 
 
 def _cut(part: Tensor, count: int, size: int) -> Tensor:
-    """[batch, pos, …] to [batch, chunk, size, …], zeros behind the end."""
+    """[batch, pos, …] to [batch, chunk, size, …], with zeros after the end."""
     missing = count * size - part.shape[1]
     if missing:
         part = F.pad(part, (0, 0) * (part.ndim - 2) + (0, missing))
@@ -245,7 +216,7 @@ def _by_group(S: Tensor, groups: int) -> Tensor:
 
 
 def _per_head(part: Tensor, heads: int) -> Tensor:
-    """B or C, a copy for each head of its group."""
+    """B or C with one copy for each head of its group."""
     if heads % part.shape[2]:
         raise ValueError(f"{heads} heads cannot share {part.shape[2]} groups of B and C evenly")
     return part.repeat_interleave(heads // part.shape[2], 2)
@@ -257,30 +228,13 @@ def _writes(x: Tensor, dt: Tensor, B: Tensor) -> Tensor:
 
 
 def _scan(decay: Tensor, writes: Tensor, initial: Tensor | None) -> Tensor:
-    """S_t = decay_t S_{t−1} + writes_t, all of them."""
+    """S_t = decay_t S_{t−1} + writes_t at every position."""
     states = []
     S = writes.new_zeros(writes.shape[:1] + writes.shape[2:]) if initial is None else initial
     for a, write in zip(decay.unbind(1), writes.unbind(1), strict=True):
         S = a[..., None, None] * S + write
         states.append(S)
     return torch.stack(states, 1) if states else torch.zeros_like(writes)
-
-
-# fla's kernels multiply float32 in tf32 or refuse it, which breaks Φ·v = fused output to 1e-5; in half
-# precision rounding is what the caller asked for.
-_HALF = (torch.float16, torch.bfloat16)
-_refusals: dict[tuple[str, torch.dtype], str] = {}
-
-
-def _fla_kernel(device: torch.device, dtype: torch.dtype) -> Any:
-    """fla's chunk_simple_gla where it serves, or None: without a driver its import fails in many ways."""
-    if device.type != "cuda" or dtype not in _HALF:
-        return None
-    try:
-        from fla.ops.simple_gla import chunk_simple_gla
-    except Exception:
-        return None
-    return chunk_simple_gla
 
 
 def _ssd_by_fla(
@@ -300,11 +254,3 @@ def _ssd_by_fla(
     )
     out: Tensor = y if D is None else y + (D[:, None] * x).to(x.dtype)
     return out
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -8,28 +8,27 @@ As a recurrence, with the state after position t kept at the scale e^{m_t}, m_t 
     y_t = (e^{m_{t−1}} num_{t−1} + e^{u + k_t} v_t) / (e^{m_{t−1}} den_{t−1} + e^{u + k_t}).
 
 Every exponential taken has an argument ≤ 0, so nothing overflows, and exponents are subtracted with more digits than
-float32 has, so k of ±1000 costs no accuracy. w = e^{time_decay} > 0 comes in as it stands here; the token shift
-before and the factor σ(r) after are the mixer's business. The fast path is differentiable once, wkv_phi and the
+float32 has, so k of ±1000 costs no accuracy. w = e^{time_decay} > 0 is given as it stands here; the mixer
+does the token shift before and applies the factor σ(r) after. The fast path is differentiable once, wkv_phi and the
 torch path any number of times.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import llvmlite.ir as ir  # type: ignore[import-untyped]
-import numba
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from numba import prange
-from numba.extending import intrinsic
 from torch import Tensor
 
+from circuitscope.kernels.backends import NUMBA
 from circuitscope.kernels.numba_simd import (
-    FASTMATH,
     LANES,
     exp2,
+    instructions,
     kernel,
     load,
     magnitude,
@@ -43,45 +42,8 @@ from circuitscope.kernels.numba_simd import (
 _LOG2_E = np.float32(1.4426950408889634)
 _NONE = -1e30  # the running maximum before the first position: below any k, and finite
 _BLOCK = 64  # channels per task
-_CPU_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 # -- reference ------------------------------------------------------------------------------------------
-
-
-class WKVStates(NamedTuple):
-    """The state after each position: true numerator num·e^max, true denominator den·e^max.
-
-    max is float64 and carries no gradient: it is a choice of scale, and what is read out does not depend on it.
-    """
-
-    num: Float[Tensor, "batch pos channel"]
-    den: Float[Tensor, "batch pos channel"]
-    max: Float[Tensor, "batch pos channel"]
-
-
-def wkv_states(
-    w: Float[Tensor, " channel"], k: Float[Tensor, "batch pos channel"], v: Float[Tensor, "batch pos channel"]
-) -> WKVStates:
-    """num_t, den_t and m_t of the recurrence above, one position after the other; differentiable in w, k and v."""
-    maximum = _running_maximum(w, k).detach()
-    keep, add = _scales(w, k, maximum)
-    states = _scan(keep, torch.stack([add * v, add], dim=-1))
-    return WKVStates(states[..., 0], states[..., 1], maximum)
-
-
-def wkv_readout(
-    states: WKVStates,
-    u: Float[Tensor, " channel"],
-    k: Float[Tensor, "batch pos channel"],
-    v: Float[Tensor, "batch pos channel"],
-) -> Float[Tensor, "batch pos channel"]:
-    """y_t from the state before t and the current position's own k and v."""
-    m = F.pad(states.max, (0, 0, 1, 0), value=_NONE)[:, :-1]
-    current = u.double() + k.double()
-    top = torch.maximum(m, current).detach()
-    past, now = (m - top).exp().to(k.dtype), (current - top).exp().to(k.dtype)
-    num, den = (F.pad(part, (0, 0, 1, 0))[:, :-1] for part in (states.num, states.den))
-    return (past * num + now * v) / (past * den + now)
 
 
 def wkv_reference(
@@ -90,8 +52,9 @@ def wkv_reference(
     k: Float[Tensor, "batch pos channel"],
     v: Float[Tensor, "batch pos channel"],
 ) -> Float[Tensor, "batch pos channel"]:
-    """The two equations above, in torch."""
-    return wkv_readout(wkv_states(w, k, v), u, k, v)
+    """The equations above, in torch, one position after the other."""
+    scale = _running_maximum(w, k).detach()
+    return _read_out(_states(w, k, v, scale), scale, u, k, v)
 
 
 def wkv_with_state_edit(
@@ -110,17 +73,45 @@ def wkv_with_state_edit(
     weight counts 1); an edit that makes den zero or negative gets the quotient it asked for. To erase the past up to
     t, write zeros.
     """
-    states, maximum = wkv_states(w, k, v), _running_maximum(w, k)
-    one = (states.max - maximum).exp().to(k.dtype)  # with the gradient that num and den have through their scale
-    shown = torch.stack([states.num * one, states.den * one, maximum.to(k.dtype)], dim=-1)
+    maximum = _running_maximum(w, k)
+    states = _states(w, k, v, maximum.detach())
+    one = (maximum.detach() - maximum).exp().to(k.dtype)[..., None]  # has the gradient of the states' scale
+    shown = torch.cat([states * one, maximum.to(k.dtype)[..., None]], dim=-1)
     edited = edit(shown.clone())
     written = maximum + (edited - shown)[..., 2].double()  # not edited[..., 2]: max has digits that are not shown
-    scale = torch.maximum(states.max, _running_maximum(w, written.where(written > maximum, _NONE)).detach())
-    keep, add = _scales(w, k, scale)
+    scale = torch.maximum(maximum, _running_maximum(w, written.where(written > maximum, _NONE))).detach()
     new, old = ((m - scale).exp().to(k.dtype)[..., None] for m in (written, maximum))
     delta = new * edited[..., :2] - old * shown[..., :2]
-    s = _scan(keep, torch.stack([add * v, add], dim=-1) + delta)
-    return wkv_readout(WKVStates(s[..., 0], s[..., 1], scale), u, k, v)
+    return _read_out(_states(w, k, v, scale, delta), scale, u, k, v)
+
+
+def _states(
+    w: Float[Tensor, " channel"],
+    k: Float[Tensor, "batch pos channel"],
+    v: Float[Tensor, "batch pos channel"],
+    scale: Float[Tensor, "batch pos channel"],
+    added: Float[Tensor, "batch pos channel 2"] | None = None,
+) -> Float[Tensor, "batch pos channel 2"]:
+    """(num_t, den_t) after every position, at the scale m_t (float64, without gradient), with `added` entering at t."""
+    keep, add = _scales(w, k, scale)
+    x = torch.stack([add * v, add], dim=-1)
+    return _scan(keep, x if added is None else x + added)
+
+
+def _read_out(
+    states: Float[Tensor, "batch pos channel 2"],
+    scale: Float[Tensor, "batch pos channel"],
+    u: Float[Tensor, " channel"],
+    k: Float[Tensor, "batch pos channel"],
+    v: Float[Tensor, "batch pos channel"],
+) -> Float[Tensor, "batch pos channel"]:
+    """y_t from the state before t and the current position's own k and v."""
+    m = F.pad(scale, (0, 0, 1, 0), value=_NONE)[:, :-1]
+    current = u.double() + k.double()
+    top = torch.maximum(m, current).detach()
+    past, now = (m - top).exp().to(k.dtype), (current - top).exp().to(k.dtype)
+    num, den = F.pad(states, (0, 0, 0, 0, 1, 0))[:, :-1].unbind(-1)
+    return (past * num + now * v) / (past * den + now)
 
 
 def _running_maximum(w: Tensor, k: Tensor) -> Tensor:
@@ -192,7 +183,7 @@ def wkv(
             "k and v are [batch, pos, channel], w and u [channel], not"
             f" {list(k.shape)}, {list(v.shape)}, {list(w.shape)}, {list(u.shape)}"
         )
-    if k.device.type == "cpu" and k.dtype in _CPU_FLOATS:
+    if NUMBA.serves(k):
         y: Tensor = _WKV.apply(w.float(), u.float(), k.float(), v.float())  # type: ignore[no-untyped-call]
         return y.to(k.dtype)
     return wkv_reference(w, u, k, v)
@@ -221,12 +212,7 @@ class _WKV(torch.autograd.Function):
         return gw.sum(0)[:channels], gu.sum(0)[:channels], gk[..., :channels], gv[..., :channels]
 
 
-# Numba says it is typed, but calls inside kernels are its own language.
-_instructions: Any = intrinsic
-_inner: Any = numba.njit(fastmath=FASTMATH)
-
-
-@_instructions
+@instructions
 def _quotient(typing_context, a, b):  # type: ignore[no-untyped-def]
     """a / b, lane by lane."""
 
@@ -236,7 +222,7 @@ def _quotient(typing_context, a, b):  # type: ignore[no-untyped-def]
     return vector(vector, vector), emit
 
 
-@_instructions
+@instructions
 def _choose(typing_context, d, a, b):  # type: ignore[no-untyped-def]
     """a where d > 0, else b, lane by lane."""
 
@@ -247,7 +233,7 @@ def _choose(typing_context, d, a, b):  # type: ignore[no-untyped-def]
     return vector(vector, vector, vector), emit
 
 
-@_inner
+@task
 def _two_sum(a, b):  # type: ignore[no-untyped-def]
     """a + b as a rounded sum and what the rounding left out, exactly (Knuth)."""
     total = a + b

@@ -1,57 +1,54 @@
-"""Token mixers by name, one file each."""
+"""Token mixers by name, one file each. A mixer registers itself with the decorator `mixer`."""
 
 from typing import Any
 
 from pydantic import ValidationError
 from torch import nn
 
-from circuitscope.errors import UserError, shown, unknown
+from circuitscope.errors import UserError, shown
 from circuitscope.explain import explain
-from circuitscope.mixers.attention import Attention, AttentionConfig
-from circuitscope.mixers.based import Based, BasedConfig
-from circuitscope.mixers.deltanet import DeltaNet, DeltaNetConfig, GatedDeltaNetConfig
-from circuitscope.mixers.gated_conv import GatedConv, GatedConvConfig
-from circuitscope.mixers.h3 import H3, H3Config
-from circuitscope.mixers.hyena import Hyena, HyenaConfig
-from circuitscope.mixers.lstm import LSTM, LSTMConfig
-from circuitscope.mixers.mamba import Mamba, MambaConfig
-from circuitscope.mixers.mamba2 import Mamba2, Mamba2Config
+from circuitscope.mixers import (  # noqa: F401  each registers its mixers
+    attention,
+    based,
+    deltanet,
+    gated_conv,
+    h3,
+    hyena,
+    lstm,
+    mamba,
+    mamba2,
+    rwkv,
+    s4,
+    s4_mamba,
+    s6,
+)
 from circuitscope.mixers.mixer import Mixer, MixerConfig
-from circuitscope.mixers.rwkv import RWKV, RWKVConfig
-from circuitscope.mixers.s4 import S4, S4Config
-from circuitscope.mixers.s4_mamba import S4Mamba, S4MambaConfig
-from circuitscope.mixers.s6 import S6, S6Config
+from circuitscope.mixers.reading import Factor, Product, Reading
+from circuitscope.mixers.registry import MIXERS, mixer
 
-__all__ = ["Attention", "AttentionConfig", "Mixer", "MixerConfig", "build_mixer", "has_phi", "mixer_config", "names"]
-
-_MIXERS: dict[str, tuple[type[MixerConfig], type[nn.Module]]] = {
-    "attention": (AttentionConfig, Attention),
-    "based": (BasedConfig, Based),
-    "deltanet": (DeltaNetConfig, DeltaNet),
-    "gated_deltanet": (GatedDeltaNetConfig, DeltaNet),
-    "gated_conv": (GatedConvConfig, GatedConv),
-    "h3": (H3Config, H3),
-    "hyena": (HyenaConfig, Hyena),
-    "lstm": (LSTMConfig, LSTM),
-    "mamba": (MambaConfig, Mamba),
-    "mamba2": (Mamba2Config, Mamba2),
-    "rwkv": (RWKVConfig, RWKV),
-    "s4": (S4Config, S4),
-    "s4_mamba": (S4MambaConfig, S4Mamba),
-    "s6": (S6Config, S6),
-}
+__all__ = [
+    "MIXERS",
+    "Factor",
+    "Mixer",
+    "MixerConfig",
+    "Product",
+    "Reading",
+    "build_mixer",
+    "config_class",
+    "mixer",
+    "mixer_config",
+    "names",
+]
 
 
 def names() -> list[str]:
     """Names a mixer list takes."""
-    return sorted(_MIXERS)
+    return sorted(MIXERS)
 
 
 def config_class(name: object) -> type[MixerConfig]:
     """The options of the mixer with this name."""
-    if not isinstance(name, str) or name not in _MIXERS:
-        raise unknown("mixer", name, _MIXERS)
-    return _MIXERS[name][0]
+    return MIXERS[name].config  # type: ignore[index]
 
 
 def mixer_config(spec: Any) -> MixerConfig:
@@ -82,12 +79,7 @@ def set_option(specs: list[dict[str, Any]], key: str, value: Any) -> None:
             spec[key] = value
 
 
-def has_phi(config: MixerConfig) -> bool:
-    """Whether a mixer has a mixing matrix, known without building it."""
-    kind: Any = _MIXERS[config.name][1]
-    return not kind.no_phi
-
-
 def build_mixer(config: MixerConfig, d_model: int, positions: str) -> nn.Module:
     """The module for a mixer's config."""
-    return _MIXERS[config.name][1](config, d_model, positions)
+    module: nn.Module = MIXERS[config.name].module(config, d_model, positions)
+    return module

@@ -1,6 +1,6 @@
 """Causal softmax attention: Φ is the pattern itself; short convs before the projections where asked."""
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch.nn.functional as F
 from einops import rearrange
@@ -9,13 +9,18 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from circuitscope.errors import UserError
-from circuitscope.hooks import HookPoint, wanted
+from circuitscope.hooks import hook, wanted
 from circuitscope.kernels.attention import causal_scores, fused_attention
-from circuitscope.kernels.short_conv import short_conv, short_conv_phi
+from circuitscope.kernels.short_conv import short_conv
 from circuitscope.memory import check_fits
-from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Build, Factor, Heads, convolve, mix
+from circuitscope.mixers.mixer import MixerConfig, check_divides
 from circuitscope.mixers.positions import alibi, rotate
+from circuitscope.mixers.reading import Build, Factor, Reading
+from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.two_paths import Heads, mix, short_convolve
+
+if TYPE_CHECKING:
+    from circuitscope.lens import HookPoint
 
 Stream = Float[Tensor, "batch pos d_model"]
 
@@ -23,7 +28,8 @@ Stream = Float[Tensor, "batch pos d_model"]
 class AttentionConfig(MixerConfig):
     """softmax(QKᵀ/√d) V, causal; each of Q, K, V reads x or a short conv of x."""
 
-    needs_positions: ClassVar[bool] = True
+    blind_to_order: ClassVar[bool] = True
+    default_init: ClassVar[str] = "gpt2"
 
     name: Literal["attention"] = "attention"
     n_heads: int = Field(default=1, ge=1, description="attention heads; must divide d_model")
@@ -34,7 +40,16 @@ class AttentionConfig(MixerConfig):
     conv_width: int = Field(default=4, ge=1, description="taps of each short conv")
     conv_activation: bool = Field(default=False, description="SiLU after each short conv")
 
+    @property
+    def phi_in_passing(self) -> bool:
+        return "v" not in self.conv_on
 
+    @property
+    def releases_lock(self) -> bool:
+        return not self.conv_on
+
+
+@mixer(AttentionConfig)
 class Attention(nn.Module):
     """z = softmax(causal(QKᵀ/√d)) V, y = W_O z.
 
@@ -47,40 +62,34 @@ class Attention(nn.Module):
     pattern, the one of V is a factor of its own.
     """
 
-    on_demand: tuple[str, ...] = ()
-    core: tuple[str, ...] = ("pattern",)
-    factor_names: tuple[str, ...] = ("pattern",)
-    no_composed = no_phi = ""
     state_size = None
+    no_composed = ""
+    no_transition = "attention has no recurrent state: it reads every earlier position anew"
     conv_v: nn.Conv1d
-    hook_conv: HookPoint
+    hook_conv: "HookPoint"
 
     def __init__(self, config: AttentionConfig, d_model: int, positions: str):
         super().__init__()
-        if d_model % config.n_heads:
-            fits = [h for h in range(1, d_model + 1) if d_model % h == 0]
-            nearest = min(fits, key=lambda h: abs(h - config.n_heads))
-            raise UserError(f"n_heads must divide d_model = {d_model}, got {config.n_heads}; nearest: {nearest}")
+        check_divides("n_heads", config.n_heads, f"d_model = {d_model}", d_model)
         self.n_heads, self.d_head = config.n_heads, d_model // config.n_heads
         if positions == "rope" and self.d_head % 2:
             raise UserError(f"rope needs an even head size, got d_model / n_heads = {self.d_head}")
         self.config, self.positions = config, positions
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=config.qkv_bias)
         self.out = nn.Linear(d_model, d_model)
-        self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
+        self.hook_q, self.hook_k, self.hook_v = (hook("batch pos head d_head") for _ in "qkv")
         if positions == "rope":
-            self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
-        self.hook_attn_scores, self.hook_pattern, self.hook_phi = HookPoint(), HookPoint(), HookPoint()
-        self.hook_z = HookPoint()
+            self.hook_rot_q, self.hook_rot_k = (hook("batch pos head d_head") for _ in "qk")
+        self.hook_attn_scores, self.hook_pattern, self.hook_phi = (hook("batch head dest src") for _ in range(3))
+        self.hook_z = hook("batch pos head d_head")
         self._add_convs(config, d_model)
 
     def _add_convs(self, config: AttentionConfig, d_model: int) -> None:
         for name in config.conv_on:
             setattr(self, f"conv_{name}", nn.Conv1d(d_model, d_model, config.conv_width, groups=d_model))
-            setattr(self, "hook_conv" if name == "v" else f"hook_conv_{name}", HookPoint())
+            setattr(self, "hook_conv" if name == "v" else f"hook_conv_{name}", hook("batch pos d_model"))
         if "v" in config.conv_on:
-            self.hook_phi_conv, self.on_demand = HookPoint(), ("hook_phi_conv",)
-            self.factor_names = ("pattern", "conv")
+            self.hook_phi_conv = hook("batch channel dest src", on_demand=True)
             self.no_composed = (
                 "the conv on V comes before the value projection, so a composed matrix over tokens exists only"
                 " per pair of channels; ask for its factors one at a time: pattern, conv"
@@ -98,7 +107,7 @@ class Attention(nn.Module):
         out: Tensor = self.out(rearrange(z, "batch pos head d_head -> batch pos (head d_head)"))
         return out
 
-    def factors(self, x: Stream) -> list[Factor]:
+    def reading(self, x: Stream) -> Reading:
         """The pattern and, on the channels of x, the matrix of the values' conv."""
         q, k, _, conv = self._into(x)
         if wanted(self.hook_attn_scores, self.hook_pattern):  # they see all heads at once
@@ -114,10 +123,15 @@ class Attention(nn.Module):
                 bias = self._bias(x)
                 return causal_scores(q[:, :, heads], k[:, :, heads], None if bias is None else bias[heads]).softmax(-1)
 
-        found = [Factor("pattern", self.n_heads, pattern)]
+        factors = [Factor("pattern", "head", self.n_heads, pattern, shares=True, core=True)]
         if conv is not None:
-            found.append(Factor("conv", x.shape[2], conv))
-        return found
+            factors.append(Factor("conv", "channel", x.shape[2], conv, hook="hook_phi_conv"))
+        return Reading(x.shape, factors=tuple(factors), transition=self.no_transition, no_composed=self.no_composed)
+
+    def reading_from(self, phi: Float[Tensor, "batch head dest src"]) -> Reading:
+        """The reading where there is no conv on V, from the Φ that entered `hook_phi`."""
+        pattern = Factor("pattern", "head", self.n_heads, lambda heads: phi[:, heads], shares=True, core=True)
+        return Reading((len(phi), phi.shape[2]), factors=(pattern,), transition=self.no_transition)
 
     def _pattern(self, q: Heads, k: Heads, x: Stream) -> Float[Tensor, "batch head dest src"]:
         scores = self.hook_attn_scores(causal_scores(q, k, self._bias(x)))
@@ -159,14 +173,7 @@ class Attention(nn.Module):
         """What the projection of V reads, and the matrix of its conv."""
         if "v" not in self.config.conv_on:
             return x, None
-        weight, bias = self.conv_v.weight[:, 0], self.conv_v.bias
-        u, matrix = convolve(
-            self.hook_phi_conv,
-            x,
-            matrix=lambda c: short_conv_phi(weight[c], x.shape[1]),
-            bias=bias,
-            fused=lambda x: short_conv(x, weight, bias),
-        )
+        u, matrix = short_convolve(self.hook_phi_conv, x, self.conv_v.weight[:, 0], self.conv_v.bias)
         return self._activate(self.hook_conv(u)), matrix
 
     def _activate(self, x: Stream) -> Stream:
@@ -178,7 +185,7 @@ class Attention(nn.Module):
         return alibi(self.n_heads, x.shape[1], x.device).to(x.dtype)
 
     def mixing_flops(self, length: int) -> int:
-        """Of QKᵀ and of the pattern times V, averaged over causal rows, and 2 a tap; forward, a token."""
+        """Of QKᵀ and of the pattern times V, averaged over causal rows, and 2 per tap; forward, per token."""
         d_model = self.n_heads * self.d_head
         return d_model * (2 * (length + 1) + 2 * len(self.config.conv_on) * self.config.conv_width)
 

@@ -8,10 +8,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from circuitscope.errors import UserError
-from circuitscope.hooks import HookPoint
+from circuitscope.hooks import hook
 from circuitscope.kernels.linear_attention import based_attention, based_phi
-from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Factor, Heads, mix
+from circuitscope.mixers.mixer import MixerConfig, check_divides
+from circuitscope.mixers.reading import Factor, Reading
+from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.two_paths import Heads, mix
 
 Features = Float[Tensor, "batch pos head feature_dim"]
 
@@ -19,7 +21,8 @@ Features = Float[Tensor, "batch pos head feature_dim"]
 class BasedConfig(MixerConfig):
     """φ(Q)φ(K)ᵀ V with rows normalized, causal; φ(q)·φ(k) = 1 + s + s²/2, s = q·k/√d."""
 
-    needs_positions: ClassVar[bool] = True
+    blind_to_order: ClassVar[bool] = True
+    default_init: ClassVar[str] = "gpt2"
 
     name: Literal["based"] = "based"
     n_heads: int = Field(default=1, ge=1, description="heads")
@@ -31,6 +34,7 @@ class BasedConfig(MixerConfig):
     eps: float = Field(default=1e-12, ge=0, description="added to the sum of a row before dividing by it")
 
 
+@mixer(BasedConfig)
 class Based(nn.Module):
     """Φ_ij = (1 + s + s²/2) / (row sum + eps), per head; y = W_O z.
 
@@ -42,29 +46,21 @@ class Based(nn.Module):
     state is then the cache of the keys and values of the window − 1 positions before.
     """
 
-    on_demand: ClassVar[tuple[str, ...]] = ()
-    core: tuple[str, ...] = ("linear_attention",)
-    factor_names: tuple[str, ...] = ("linear_attention",)
-    no_composed = no_phi = ""
-
     def __init__(self, config: BasedConfig, d_model: int, positions: str):
         super().__init__()
         if positions in ("rope", "alibi"):
             raise UserError(f"based takes positions learned, sinusoidal or none, got {positions}")
-        if config.head_dim is None and d_model % config.n_heads:
-            fits = [h for h in range(1, d_model + 1) if d_model % h == 0]
-            nearest = min(fits, key=lambda h: abs(h - config.n_heads))
-            raise UserError(
-                f"n_heads must divide d_model = {d_model} unless head_dim is given, got {config.n_heads};"
-                f" nearest: {nearest}"
-            )
+        if config.head_dim is None:
+            check_divides("n_heads", config.n_heads, f"d_model = {d_model}", d_model, "; or give head_dim")
         self.config = config
         self.n_heads, self.d_head = config.n_heads, config.head_dim or d_model // config.n_heads
         d = config.feature_dim
         self.sizes = (self.n_heads * d, self.n_heads * d, self.n_heads * self.d_head)
         self.qkv = nn.Linear(d_model, sum(self.sizes), bias=False)
         self.out = nn.Linear(self.n_heads * self.d_head, d_model, bias=False)
-        self.hook_q, self.hook_k, self.hook_v, self.hook_phi, self.hook_z = (HookPoint() for _ in range(5))
+        self.hook_q, self.hook_k = (hook("batch pos head feature") for _ in "qk")
+        self.hook_v, self.hook_z = (hook("batch pos head d_head") for _ in "vz")
+        self.hook_phi = hook("batch head dest src")
         if config.window is None:
             self.state_size = self.n_heads * (1 + d + d**2) * (self.d_head + 1)
         else:
@@ -82,14 +78,22 @@ class Based(nn.Module):
         out: Tensor = self.out(rearrange(z, "batch pos head d_head -> batch pos (head d_head)"))
         return out
 
-    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
-        """The normalized weights."""
+    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
+        """The normalized weights: 1 + s + s²/2 is positive, so they are shares up to eps."""
         q, k, _ = self._into(x)
         eps, window = self.config.eps, self.config.window
-        return [Factor("linear_attention", self.n_heads, lambda h: based_phi(q[:, :, h], k[:, :, h], eps, window))]
+
+        def weights(part: slice) -> Float[Tensor, "batch head dest src"]:
+            return based_phi(q[:, :, part], k[:, :, part], eps, window)
+
+        return Reading(
+            x.shape,
+            factors=(Factor("linear_attention", "head", self.n_heads, weights, shares=True, core=True),),
+            transition="Based only adds to its state, so its transition is the identity at every lag",
+        )
 
     def mixing_flops(self, length: int) -> int:
-        """Of QKᵀ and of the weights times V, forward, a token, averaged over the keys that rows see.
+        """Of QKᵀ and of the weights times V, forward, per token, averaged over the keys that rows see.
 
         That is what the kernel computes, and less than the recurrent form up to length 1,000 or so.
         """

@@ -9,15 +9,15 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from circuitscope.errors import UserError
-from circuitscope.hooks import HookPoint
+from circuitscope.hooks import hook
 from circuitscope.kernels.delta_rule import delta_phi, delta_rule, delta_with_state_edit
-from circuitscope.kernels.short_conv import short_conv, short_conv_phi
+from circuitscope.kernels.short_conv import short_conv
 from circuitscope.mixers.mamba import dt_bias
-from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Build, Factor, Heads, convolve, mix
+from circuitscope.mixers.mixer import MixerConfig, check_divides
+from circuitscope.mixers.reading import Build, DeltaTransition, Factor, Reading, State
+from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.two_paths import Channels, Heads, mix, short_convolve
 
-Channels = Float[Tensor, "batch pos channel"]
 PerHead = Float[Tensor, "batch pos head"]
 
 
@@ -26,8 +26,8 @@ class DeltaConfig(MixerConfig):
 
     gated: ClassVar[bool]
     n_heads: int = Field(default=1, ge=1, description="heads; must divide d_model unless d_key and d_value are given")
-    d_key: int | None = Field(default=None, ge=1, description="queries and keys of a head; none: d_model / n_heads")
-    d_value: int | None = Field(default=None, ge=1, description="values of a head; none: d_model / n_heads")
+    d_key: int | None = Field(default=None, ge=1, description="size of queries and keys; none: d_model / n_heads")
+    d_value: int | None = Field(default=None, ge=1, description="size of values; none: d_model / n_heads")
     conv_width: int = Field(default=4, ge=1, description="taps of the short convs on queries, keys and values")
     allow_neg_eigval: bool = Field(default=False, description="β up to 2, so that a write can flip what a key held")
     norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the norm on each head's output")
@@ -47,6 +47,7 @@ class GatedDeltaNetConfig(DeltaConfig):
     name: Literal["gated_deltanet"] = "gated_deltanet"
 
 
+@mixer(DeltaNetConfig, GatedDeltaNetConfig)
 class DeltaNet(nn.Module):
     """Φ is the delta rule's matrix, per head, with Γ all ones where there is no gate:
 
@@ -57,13 +58,8 @@ class DeltaNet(nn.Module):
 
     `hook_q`, `hook_k` are what the rule reads, after conv, SiLU and norm; `hook_decay` holds g = −exp(A_log) ·
     softplus(W x + dt_bias), the logarithm of the decay; `hook_gate` the gate before SiLU; `hook_state`
-    [batch, pos, head, d_key, d_value]. `hook_phi_conv` is the conv on the values; those on q and k stay fused.
+    [batch, pos, head, d_key, d_head]. `hook_phi_conv` is the conv on the values; those on q and k stay fused.
     """
-
-    on_demand: ClassVar[tuple[str, ...]] = ("hook_phi_conv", "hook_state")
-    core = ("delta",)
-    factor_names = ("delta", "silu", "conv")
-    no_composed = no_phi = ""
 
     def __init__(self, config: DeltaConfig, d_model: int, positions: str):
         super().__init__()
@@ -84,10 +80,14 @@ class DeltaNet(nn.Module):
             self.A_log = nn.Parameter(torch.empty(self.n_heads).uniform_(0.01, 16).log())
             self.dt_bias = nn.Parameter(dt_bias(self.n_heads))
             self.A_log.no_weight_decay = self.dt_bias.no_weight_decay = True  # type: ignore[attr-defined]
-            self.hook_decay, self.hook_gate = HookPoint(), HookPoint()
-        self.hook_q, self.hook_k, self.hook_beta = HookPoint(), HookPoint(), HookPoint()
-        self.hook_phi_conv, self.hook_conv = HookPoint(), HookPoint()
-        self.hook_v, self.hook_phi, self.hook_state, self.hook_z = (HookPoint() for _ in range(4))
+            self.hook_decay, self.hook_gate = hook("batch pos head"), hook("batch pos head d_head")
+        self.hook_q, self.hook_k = (hook("batch pos head d_key") for _ in "qk")
+        self.hook_beta = hook("batch pos head")
+        self.hook_phi_conv = hook("batch channel dest src", on_demand=True)
+        self.hook_conv = hook("batch pos channel")
+        self.hook_v, self.hook_z = (hook("batch pos head d_head") for _ in "vz")
+        self.hook_phi = hook("batch head dest src")
+        self.hook_state = hook("batch pos head d_key d_head", on_demand=True)
         self.state_size = keys * self.d_head + (config.conv_width - 1) * (2 * keys + values)
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
@@ -105,7 +105,7 @@ class DeltaNet(nn.Module):
         out: Tensor = self.out(z.flatten(2))
         return out
 
-    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
         """Φ_delta, per head, · diag(σ(pre)) · Φ_conv, per channel of the values; SiLU(pre) = σ(pre) · pre."""
         q, k, pre, beta, g, _, conv = self._into(x)
         channels = pre.shape[-1]
@@ -113,14 +113,19 @@ class DeltaNet(nn.Module):
         def delta(h: slice) -> Float[Tensor, "batch head dest src"]:
             return delta_phi(q[:, :, h], k[:, :, h], beta[..., h], None if g is None else g[..., h])
 
-        return [
-            Factor("delta", self.n_heads, delta),
-            Factor("silu", channels, lambda c: pre[..., c].sigmoid().mT, diagonal=True),
-            Factor("conv", channels, conv),
-        ]
+        return Reading(
+            x.shape,
+            factors=(
+                Factor("delta", "head", self.n_heads, delta, core=True),
+                Factor("silu", "channel", channels, lambda c: pre[..., c].sigmoid().mT, diagonal=True),
+                Factor("conv", "channel", channels, conv, hook="hook_phi_conv"),
+            ),
+            transition=DeltaTransition(k, beta, g),
+            state=State(by="hook_q", groups=self.n_heads),
+        )
 
     def mixing_flops(self, length: int) -> int:
-        """Of the convs and the recurrence, forward, a token: 2 a tap; 6 an entry of the state, 7 where it decays.
+        """Of the convs and the recurrence, forward, per token: 2 per tap; 6 per entry of the state, 7 where it decays.
 
         An entry is read by k, written and read by q. The chunked kernel trades these for matrix products.
         """
@@ -136,13 +141,7 @@ class DeltaNet(nn.Module):
         of_qk, of_v = self.conv.weight[:, 0].split(self.sizes[:2])
         q, k = F.silu(short_conv(qk, of_qk)).chunk(2, dim=-1)
         q, k = self.hook_q(_l2norm(self._heads(q))), self.hook_k(_l2norm(self._heads(k)))
-        convolved, conv = convolve(
-            self.hook_phi_conv,
-            u,
-            matrix=lambda c: short_conv_phi(of_v[c], x.shape[1]),
-            bias=None,
-            fused=lambda u: short_conv(u, of_v),
-        )
+        convolved, conv = short_convolve(self.hook_phi_conv, u, of_v, None)
         pre = self.hook_conv(convolved)
         beta = self.hook_beta((2 if self.config.allow_neg_eigval else 1) * beta.sigmoid())
         if not self.config.gated:
@@ -156,8 +155,7 @@ class DeltaNet(nn.Module):
 
 
 def _share(d_model: int, n_heads: int) -> int:
-    if d_model % n_heads:
-        raise UserError(f"n_heads must divide d_model = {d_model}, got {n_heads}; or give d_key and d_value")
+    check_divides("n_heads", n_heads, f"d_model = {d_model}", d_model, "; or give d_key and d_value")
     return d_model // n_heads
 
 

@@ -1,17 +1,17 @@
 """Gated short conv: the layer that the MQAR Based stack alternates with linear attention."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from circuitscope.hooks import HookPoint
+from circuitscope.hooks import hook
 from circuitscope.kernels.short_conv import short_conv, short_conv_phi
 from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Factor, mix
-
-Channels = Float[Tensor, "batch pos channel"]
+from circuitscope.mixers.reading import Factor, Reading
+from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.two_paths import Channels, mix
 
 
 class GatedConvConfig(MixerConfig):
@@ -21,6 +21,7 @@ class GatedConvConfig(MixerConfig):
     conv_width: int = Field(default=3, ge=1, description="taps of the conv")
 
 
+@mixer(GatedConvConfig)
 class GatedConv(nn.Module):
     """Φ is the conv's banded matrix, per channel, the same for every input; the gate follows in Out.
 
@@ -30,10 +31,6 @@ class GatedConv(nn.Module):
     SiLU as the first has. The conv has no bias, so that z = Φ v holds to the letter.
     """
 
-    on_demand: ClassVar[tuple[str, ...]] = ("hook_phi",)
-    core: tuple[str, ...] = ("conv",)
-    factor_names: tuple[str, ...] = ("gate", "conv")
-    no_composed = no_phi = ""
     d_head = 1
 
     def __init__(self, config: GatedConvConfig, d_model: int, positions: str):
@@ -42,7 +39,9 @@ class GatedConv(nn.Module):
         self.in_proj = nn.Linear(d_model, 2 * d_model)
         self.conv = nn.Conv1d(d_model, d_model, config.conv_width, groups=d_model, bias=False)
         self.out = nn.Linear(d_model, d_model)
-        self.hook_gate, self.hook_v, self.hook_phi, self.hook_z = (HookPoint() for _ in range(4))
+        self.hook_gate = hook("batch pos channel")
+        self.hook_v, self.hook_z = (hook("batch pos channel d_head") for _ in "vz")
+        self.hook_phi = hook("batch channel dest src", on_demand=True)
         self.state_size = d_model * (config.conv_width - 1)
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
@@ -57,17 +56,22 @@ class GatedConv(nn.Module):
         out: Tensor = self.out(gate * z[..., 0])
         return out
 
-    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
         """diag(gate) · Φ_conv."""
         gate, _ = self._into(x)
         weight, length = self.conv.weight[:, 0], x.shape[1]
-        return [
-            Factor("gate", self.n_heads, lambda c: gate[..., c].mT, diagonal=True),
-            Factor("conv", self.n_heads, lambda c: short_conv_phi(weight[c], length)[None]),
-        ]
+        n = self.n_heads
+        return Reading(
+            x.shape,
+            factors=(
+                Factor("gate", "channel", n, lambda c: gate[..., c].mT, diagonal=True),
+                Factor("conv", "channel", n, lambda c: short_conv_phi(weight[c], length)[None], core=True),
+            ),
+            transition="a short conv has no recurrent state: it reads its taps and nothing before them",
+        )
 
     def mixing_flops(self, length: int) -> int:
-        """Of the conv and the gate, forward, a token: 2 a tap and 1 a channel."""
+        """Of the conv and the gate, forward, per token: 2 per tap and 1 per channel."""
         return self.n_heads * (2 * self.config.conv_width + 1)
 
     def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels]:

@@ -1,8 +1,7 @@
 """H3: a shift-SSM on the keys and a diagonal SSM on keys times values, between two products."""
 
-import math
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from einops import rearrange
@@ -10,26 +9,27 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from circuitscope.errors import UserError
-from circuitscope.hooks import HookPoint
+from circuitscope.hooks import hook
 from circuitscope.kernels.long_conv import long_conv, toeplitz
-from circuitscope.kernels.s4d import S4DParams, s4d_kernel, s4d_lin, s4d_with_state_edit, shift_ssm
-from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Factor, Heads, mix
+from circuitscope.kernels.s4d import S4DParams, s4d_kernel, s4d_with_state_edit, shift_ssm
+from circuitscope.mixers.mixer import MixerConfig, check_divides
+from circuitscope.mixers.reading import Factor, Reading, State
+from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.s4 import add_s4d_parameters, s4d_transition
+from circuitscope.mixers.two_paths import Heads, mix
 
 
 class H3Config(MixerConfig):
     """W_o(q ⊙ (K * (k̃ ⊙ v) + D k̃ ⊙ v)), k̃ = shift-SSM(k) + D_k k."""
 
     name: Literal["h3"] = "h3"
-    d_state: int = Field(
-        default=64, ge=2, multiple_of=2, description="states N of a channel, taps of the shift-SSM too"
-    )
-    head_dim: int = Field(default=1, ge=1, description="channels of a head; must divide d_model")
+    d_state: int = Field(default=64, ge=2, multiple_of=2, description="states N per channel, taps of the shift-SSM too")
+    head_dim: int = Field(default=1, ge=1, description="channels per head; must divide d_model")
     dt_min: float = Field(default=1e-3, gt=0, description="smallest initial step size")
     dt_max: float = Field(default=1e-1, gt=0, description="largest initial step size")
 
 
+@mixer(H3Config)
 class H3(nn.Module):
     """Φ_ij = (q_i · k̃_j)(K_{i−j} + D δ_ij), per head; heads of one channel by default.
 
@@ -39,13 +39,15 @@ class H3(nn.Module):
     no hook. `state_size` counts both, the shift as a conv of N taps: N − 1 inputs; a complex number as 2.
     """
 
-    on_demand: ClassVar[tuple[str, ...]] = ("hook_phi", "hook_state")
-    no_composed = no_phi = ""
+    log_A_real: nn.Parameter
+    A_imag: nn.Parameter
+    C: nn.Parameter
+    log_dt: nn.Parameter
+    D: nn.Parameter
 
     def __init__(self, config: H3Config, d_model: int, positions: str):
         super().__init__()
-        if d_model % config.head_dim:
-            raise UserError(f"head_dim must divide d_model = {d_model}, got {config.head_dim}")
+        check_divides("head_dim", config.head_dim, f"d_model = {d_model}", d_model)
         self.config = config
         heads, size = d_model // config.head_dim, config.head_dim
         self.n_heads, self.d_head = heads, size
@@ -53,18 +55,13 @@ class H3(nn.Module):
         bound = config.d_state**-0.5
         self.shift = nn.Parameter(torch.empty(d_model, config.d_state).uniform_(-bound, bound))  # as torch's conv1d
         self.shift_D = nn.Parameter(torch.randn(d_model))
-        log_A_real, A_imag = s4d_lin(heads, config.d_state // 2)
-        self.log_A_real, self.A_imag = nn.Parameter(log_A_real), nn.Parameter(A_imag)
-        self.C = nn.Parameter(torch.randn(heads, config.d_state // 2, 2) * 0.5**0.5)  # E|C|² = 1
-        spread = math.log(config.dt_max / config.dt_min)
-        self.log_dt = nn.Parameter(torch.rand(heads) * spread + math.log(config.dt_min))
-        self.D = nn.Parameter(torch.randn(heads))
-        for parameter in (self.log_A_real, self.A_imag, self.log_dt, self.D, self.shift_D):
-            parameter.no_weight_decay = True  # type: ignore[attr-defined]
+        self.shift_D.no_weight_decay = True  # type: ignore[attr-defined]
+        add_s4d_parameters(self, heads, config.d_state, config.dt_min, config.dt_max)
         self.out = nn.Linear(d_model, d_model)
-        self.hook_q, self.hook_k = HookPoint(), HookPoint()
-        self.hook_v, self.hook_phi, self.hook_state, self.hook_z = (HookPoint() for _ in range(4))
-        self.core = self.factor_names = ("q", "ssm", "k") if size == 1 else ("qk_ssm",)
+        unit = "channel" if size == 1 else "head"
+        self.hook_q, self.hook_k, self.hook_v, self.hook_z = (hook(f"batch pos {unit} d_head") for _ in "qkvz")
+        self.hook_phi = hook(f"batch {unit} dest src", on_demand=True)
+        self.hook_state = hook("batch pos product state", on_demand=True)
         self.state_size = d_model * (config.d_state - 1) + heads * size**2 * config.d_state
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
@@ -87,25 +84,38 @@ class H3(nn.Module):
         out: Tensor = self.out(mix(self, v, phi=phi, fused=fused, state=states).flatten(2))
         return out
 
-    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
         """diag(q) · Toeplitz(K + Dδ) · diag(k̃), per channel; one matrix where a head has several channels."""
         q, k, _ = self._into(x)
         n, length = self.n_heads, x.shape[1]
-        kernel = s4d_kernel(self._ssm()[0], length)
+        params = self._ssm()[0]
+        kernel = s4d_kernel(params, length)
 
-        def ssm(c: slice) -> Float[Tensor, "1 head dest src"]:
-            return toeplitz(kernel[c], length, self.D[c])[None]
+        def ssm(part: slice) -> Float[Tensor, "1 head dest src"]:
+            return toeplitz(kernel[part], length, self.D[part])[None]
 
+        def bare(part: slice) -> Float[Tensor, "1 head dest src"]:
+            return toeplitz(kernel[part], length)[None]
+
+        def scores(part: slice) -> Float[Tensor, "batch head dest src"]:
+            return _scores(q[:, :, part], k[:, :, part])
+
+        found: tuple[Factor, ...]
         if self.d_head > 1:
-            return [Factor("qk_ssm", n, lambda h: _scores(q[:, :, h], k[:, :, h]) * ssm(h))]
-        return [
-            Factor("q", n, lambda c: q[:, :, c, 0].mT, diagonal=True),
-            Factor("ssm", n, ssm),
-            Factor("k", n, lambda c: k[:, :, c, 0].mT, diagonal=True),
-        ]
+            build, without = (lambda h: scores(h) * ssm(h)), (lambda h: scores(h) * bare(h))
+            found = (Factor("qk_ssm", "head", n, build, core=True, without_skip=without),)
+        else:
+            options: dict[str, Any] = {"diagonal": True, "core": True}
+            found = (
+                Factor("q", "channel", n, lambda c: q[:, :, c, 0].mT, **options),
+                Factor("ssm", "channel", n, ssm, core=True, without_skip=bare),
+                Factor("k", "channel", n, lambda c: k[:, :, c, 0].mT, **options),
+            )
+        transition = s4d_transition(params, length)  # of the S4D, not of the shift register on its keys
+        return Reading(x.shape, factors=found, transition=transition, state=State())
 
     def mixing_flops(self, length: int) -> int:
-        """Of both convolutions and the products, forward, a token: 2 a tap, the long one averaged over causal rows.
+        """Of both convolutions and the products, forward, per token: 2 per tap, the long one averaged over causal rows.
 
         Counted as sums over taps; the FFT that serves long inputs needs fewer.
         """

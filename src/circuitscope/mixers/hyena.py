@@ -2,18 +2,20 @@
 
 import math
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from circuitscope.hooks import HookPoint
+from circuitscope.hooks import hook
 from circuitscope.kernels.long_conv import long_conv, toeplitz
-from circuitscope.kernels.short_conv import short_conv, short_conv_phi
+from circuitscope.kernels.short_conv import short_conv
 from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Build, Factor, Heads, convolve, mix
+from circuitscope.mixers.reading import Build, Factor, Reading
+from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.two_paths import Heads, mix, short_convolve
 
 
 class HyenaConfig(MixerConfig):
@@ -71,6 +73,7 @@ class ImplicitFilter(nn.Module):
         return filters.T
 
 
+@mixer(HyenaConfig)
 class Hyena(nn.Module):
     """Φ = diag(x2) · Toeplitz(h + bδ) · diag(x1), per channel.
 
@@ -81,10 +84,6 @@ class Hyena(nn.Module):
     The filter's time needs a scale: `l_max` of the config or, where that is none, 64 until `set_length` says more.
     """
 
-    on_demand: ClassVar[tuple[str, ...]] = ("hook_phi", "hook_phi_conv")
-    core = ("x2", "filter", "x1")
-    factor_names = ("x2", "filter", "x1", "conv")
-    no_composed = no_phi = ""
     d_head = 1
     state_size = None
 
@@ -97,9 +96,9 @@ class Hyena(nn.Module):
         self.filter = ImplicitFilter(config, d_model)
         self.skip = nn.Parameter(torch.randn(d_model))
         self.out = nn.Linear(d_model, d_model)
-        self.hook_q, self.hook_k = HookPoint(), HookPoint()
-        self.hook_phi_conv, self.hook_conv = HookPoint(), HookPoint()
-        self.hook_v, self.hook_phi, self.hook_z = HookPoint(), HookPoint(), HookPoint()
+        self.hook_q, self.hook_k, self.hook_v, self.hook_z = (hook("batch pos channel d_head") for _ in "qkvz")
+        self.hook_phi, self.hook_phi_conv = (hook("batch channel dest src", on_demand=True) for _ in range(2))
+        self.hook_conv = hook("batch pos channel")
 
     def set_length(self, max_length: int) -> None:
         """Takes the model's length for `l_max` where the config leaves it open."""
@@ -119,20 +118,31 @@ class Hyena(nn.Module):
         out: Tensor = self.out(mix(self, v, phi=phi, fused=fused)[..., 0])
         return out
 
-    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
         """diag(x2) · Toeplitz(h + bδ) · diag(x1) · Φ_conv."""
         x1, x2, _, conv = self._into(x)
         n, length = self.n_heads, x.shape[1]
         h = self.filter(length)
-        return [
-            Factor("x2", n, lambda c: x2[:, :, c, 0].mT, diagonal=True),
-            Factor("filter", n, lambda c: toeplitz(h[c], length, self.skip[c])[None]),
-            Factor("x1", n, lambda c: x1[:, :, c, 0].mT, diagonal=True),
-            Factor("conv", n, conv),
-        ]
+        return Reading(
+            x.shape,
+            factors=(
+                Factor("x2", "channel", n, lambda c: x2[:, :, c, 0].mT, diagonal=True, core=True),
+                Factor(
+                    "filter",
+                    "channel",
+                    n,
+                    lambda c: toeplitz(h[c], length, self.skip[c])[None],
+                    core=True,
+                    without_skip=lambda c: toeplitz(h[c], length)[None],
+                ),
+                Factor("x1", "channel", n, lambda c: x1[:, :, c, 0].mT, diagonal=True, core=True),
+                Factor("conv", "channel", n, conv, hook="hook_phi_conv"),
+            ),
+            transition="an implicit filter has no recurrence, so Hyena has no state to carry",
+        )
 
     def mixing_flops(self, length: int) -> int:
-        """Of both convolutions and the products, forward, a token: 2 a tap, the long one averaged over causal rows.
+        """Of both convolutions and the products, forward, per token: 2 per tap, the long one averaged over causal rows.
 
         Counted as sums over taps (the FFT that serves long inputs needs fewer) and without the filter's MLP, which
         runs once for a whole batch.
@@ -146,12 +156,5 @@ class Hyena(nn.Module):
         assert bias is not None
         u = self.in_proj(x)
         x1, x2 = short_conv(u[..., : 2 * n], weight[: 2 * n], bias[: 2 * n])[..., None].chunk(2, dim=2)
-        of_v = weight[2 * n :]
-        v, conv = convolve(
-            self.hook_phi_conv,
-            u[..., 2 * n :],
-            matrix=lambda c: short_conv_phi(of_v[c], x.shape[1]),
-            bias=bias[2 * n :],
-            fused=lambda u: short_conv(u, of_v, bias[2 * n :]),
-        )
+        v, conv = short_convolve(self.hook_phi_conv, u[..., 2 * n :], weight[2 * n :], bias[2 * n :])
         return self.hook_k(x1), self.hook_q(x2), self.hook_conv(v)[..., None], conv

@@ -1,14 +1,15 @@
 """LSTM: torch's own, as a plain baseline without Φ."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from circuitscope.hooks import HookPoint
+from circuitscope.hooks import hook
 from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Factor
+from circuitscope.mixers.reading import Reading
+from circuitscope.mixers.registry import mixer
 
 
 class LSTMConfig(MixerConfig):
@@ -18,15 +19,11 @@ class LSTMConfig(MixerConfig):
     d_hidden: int | None = Field(default=None, ge=1, description="hidden size; none: d_model")
 
 
+@mixer(LSTMConfig)
 class LSTM(nn.Module):
     """y = W_O h, one layer of torch's LSTM. `hook_z` carries h as one head."""
 
-    on_demand: ClassVar[tuple[str, ...]] = ()
-    core: tuple[str, ...] = ()
-    factor_names: tuple[str, ...] = ()
-    no_composed = no_phi = (
-        "its gates read the state, so its output is nonlinear in earlier inputs and no mixing matrix Φ exists"
-    )
+    no_phi = "its gates read the state, so its output is nonlinear in earlier inputs and no mixing matrix Φ exists"
     n_heads = 1
 
     def __init__(self, config: LSTMConfig, d_model: int, positions: str):
@@ -34,7 +31,7 @@ class LSTM(nn.Module):
         self.d_head = config.d_hidden or d_model
         self.lstm = nn.LSTM(d_model, self.d_head, batch_first=True)
         self.out = nn.Linear(self.d_head, d_model)
-        self.hook_z = HookPoint()
+        self.hook_z = hook("batch pos head d_head")
         self.state_size = 2 * self.d_head
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
@@ -42,10 +39,14 @@ class LSTM(nn.Module):
         out: Tensor = self.out(self.hook_z(hidden[:, :, None])[:, :, 0])
         return out
 
-    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
-        """None."""
-        return []
+    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
+        """No factors, and why."""
+        return Reading(
+            x.shape,
+            transition="an LSTM is nonlinear in its state, so its transition is not a matrix",
+            no_phi=self.no_phi,
+        )
 
     def mixing_flops(self, length: int) -> int:
-        """Of the matrices that make the gates from x and h, which cannot be told apart: 2 a weight, a token."""
+        """Of the matrices that make the gates from x and h, which cannot be told apart: 2 per weight, per token."""
         return 2 * sum(p.numel() for p in self.lstm.parameters() if p.ndim == 2)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,16 +10,18 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from circuitscope.hooks import HookPoint
+from circuitscope.hooks import hook
 from circuitscope.kernels.selective_scan import (
     selective_scan,
     selective_scan_phi,
+    selective_scan_phi_profile,
     selective_scan_with_state_edit,
 )
-from circuitscope.kernels.short_conv import short_conv, short_conv_phi
 from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Build, Factor, convolve
-from circuitscope.mixers.scan import Channels, Scan, mix_channels
+from circuitscope.mixers.reading import Build, Factor, GatedTransition, Profile, Reading, State
+from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.scan import ChannelScan, mix_channels
+from circuitscope.mixers.two_paths import Channels, short_convolve
 
 Shared = Float[Tensor, "batch pos state"]
 
@@ -38,7 +40,7 @@ class MambaConfig(GatedBlockConfig):
     """W_o(y ⊙ SiLU(gate)), y the selective scan of SiLU(conv(W_x x))."""
 
     name: Literal["mamba"] = "mamba"
-    d_state: int = Field(default=16, ge=1, description="states N of a channel")
+    d_state: int = Field(default=16, ge=1, description="states N per channel")
     dt_rank: int | None = Field(default=None, ge=1, description="rank of the step size; none: d_model / 16, rounded up")
 
 
@@ -81,15 +83,29 @@ def dt_bias(count: int) -> Float[Tensor, " count"]:
     return dt + torch.log(-torch.expm1(-dt))
 
 
-def selective(mixer: Any, v: Channels) -> Scan:
+SELECTIVE_STATE = State(by="hook_C", channels_first=True)
+
+
+def selective(mixer: Any, v: Channels) -> ChannelScan:
     """S6 for these values, by the `ssm` of a mixer with hook_dt, hook_B and hook_C."""
     dt, B, C = mixer.ssm(v)
     dt, B, C = mixer.hook_dt(dt), mixer.hook_B(B), mixer.hook_C(C)
     A, D = mixer.ssm.A, mixer.ssm.D
-    return Scan(
+
+    def profile(part: slice) -> tuple[Profile, Profile]:
+        """D changes the diagonal alone, where Φ_ii = Δ_i B_i · C_i + D."""
+        bare = selective_scan_phi_profile(dt[..., part], A[part], B, C)
+        whole = bare.clone()
+        whole[..., 0] = (dt[..., part] * (B * C).sum(-1, keepdim=True) + D[part]).abs().mean(1)
+        return whole, bare
+
+    return ChannelScan(
         phi=lambda part: selective_scan_phi(dt[..., part], A[part], B, C, D[part]),
+        bare_phi=lambda part: selective_scan_phi(dt[..., part], A[part], B, C),
         fused=lambda v: selective_scan(v, dt, A, B, C, D),
         with_states=lambda v, edit: selective_scan_with_state_edit(v, dt, A, B, C, D, edit),
+        transition=GatedTransition(dt, A),
+        profile=profile,
     )
 
 
@@ -98,13 +114,11 @@ class GatedBlock(nn.Module):
 
     Args:
         ssm: builds the state-space model for a number of channels.
-        d_state: floats of state a channel.
+        d_state: floats of state per channel.
     """
 
-    on_demand: ClassVar[tuple[str, ...]] = ("hook_phi", "hook_phi_conv", "hook_state")
-    core = ("ssm",)
-    no_composed = no_phi = ""
     d_head = 1
+    state = State()
 
     def __init__(self, config: GatedBlockConfig, d_model: int, ssm: Callable[[int], nn.Module], d_state: int):
         super().__init__()
@@ -113,17 +127,18 @@ class GatedBlock(nn.Module):
         self.in_proj = nn.Linear(d_model, channels * (2 if config.gate else 1), bias=False)
         if config.conv:
             self.conv = nn.Conv1d(channels, channels, config.conv_width, groups=channels)
-            self.hook_phi_conv, self.hook_conv = HookPoint(), HookPoint()
+            self.hook_phi_conv = hook("batch channel dest src", on_demand=True)
+            self.hook_conv = hook("batch pos channel")
         self.ssm = ssm(channels)
         self.out = nn.Linear(channels, d_model, bias=False)
         if config.gate:
-            self.hook_gate = HookPoint()
-        self.hook_v, self.hook_phi, self.hook_state, self.hook_z = (HookPoint() for _ in range(4))
-        present = {"gate": config.gate, "ssm": True, "silu": config.activation, "conv": config.conv}
-        self.factor_names = tuple(name for name, there in present.items() if there)
+            self.hook_gate = hook("batch pos channel")
+        self.hook_v, self.hook_z = (hook("batch pos channel d_head") for _ in "vz")
+        self.hook_phi = hook("batch channel dest src", on_demand=True)
+        self.hook_state = hook("batch pos channel state", on_demand=True)
         self.state_size = channels * (d_state + (config.conv_width - 1 if config.conv else 0))
 
-    def scan(self, v: Channels) -> Scan:
+    def scan(self, v: Channels) -> ChannelScan:
         """The state-space model for these values."""
         raise NotImplementedError
 
@@ -134,21 +149,22 @@ class GatedBlock(nn.Module):
         out: Tensor = self.out(z if gate is None else z * F.silu(gate))
         return out
 
-    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
         """diag(SiLU(gate)) · Φ_ssm · diag(σ(pre)) · Φ_conv; SiLU(pre) = σ(pre) · pre."""
         pre, gate, conv = self._into(x)
         n = self.n_heads
-        found = [Factor("ssm", n, self.scan(F.silu(pre) if self.config.activation else pre).phi)]
+        scan = self.scan(F.silu(pre) if self.config.activation else pre)
+        found = [scan.factor(n)]
         if gate is not None:
-            found.insert(0, Factor("gate", n, lambda c: F.silu(gate[..., c]).mT, diagonal=True))
+            found.insert(0, Factor("gate", "channel", n, lambda c: F.silu(gate[..., c]).mT, diagonal=True))
         if self.config.activation:
-            found.append(Factor("silu", n, lambda c: pre[..., c].sigmoid().mT, diagonal=True))
+            found.append(Factor("silu", "channel", n, lambda c: pre[..., c].sigmoid().mT, diagonal=True))
         if conv is not None:
-            found.append(Factor("conv", n, conv))
-        return found
+            found.append(Factor("conv", "channel", n, conv, hook="hook_phi_conv"))
+        return Reading(x.shape, factors=tuple(found), transition=scan.transition, state=self.state)
 
     def _conv_flops(self) -> int:
-        """Of the conv, forward, a token: 2 a tap and channel."""
+        """Of the conv, forward, per token: 2 per tap and channel."""
         return 2 * self.n_heads * self.config.conv_width if self.config.conv else 0
 
     def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels | None, Build | None]:
@@ -158,30 +174,27 @@ class GatedBlock(nn.Module):
             u, gate = u.chunk(2, dim=-1)
             gate = self.hook_gate(gate)
         if self.config.conv:
-            weight, bias = self.conv.weight[:, 0], self.conv.bias
-            u, conv = convolve(
-                self.hook_phi_conv,
-                u,
-                matrix=lambda c: short_conv_phi(weight[c], x.shape[1]),
-                bias=bias,
-                fused=lambda u: short_conv(u, weight, bias),
-            )
+            u, conv = short_convolve(self.hook_phi_conv, u, self.conv.weight[:, 0], self.conv.bias)
             u = self.hook_conv(u)
         return u, gate, conv
 
 
+@mixer(MambaConfig)
 class Mamba(GatedBlock):
     """Φ is the scan's matrix, per channel: Σ_n C_in exp(A_en (S_i − S_j)) Δ_je B_jn + D_e δ_ij."""
+
+    state = SELECTIVE_STATE
 
     def __init__(self, config: MambaConfig, d_model: int, positions: str):
         rank = config.dt_rank or math.ceil(d_model / 16)
         super().__init__(config, d_model, lambda n: SelectiveSSM(n, config.d_state, rank), config.d_state)
         self.d_state = config.d_state
-        self.hook_dt, self.hook_B, self.hook_C = HookPoint(), HookPoint(), HookPoint()
+        self.hook_dt = hook("batch pos channel")
+        self.hook_B, self.hook_C = (hook("batch pos state") for _ in "BC")
 
-    def scan(self, v: Channels) -> Scan:
+    def scan(self, v: Channels) -> ChannelScan:
         return selective(self, v)
 
     def mixing_flops(self, length: int) -> int:
-        """Of the conv and the scan, forward, a token: 9 a state and channel, 2 a tap."""
+        """Of the conv and the scan, forward, per token: 9 per state and channel, 2 per tap."""
         return 9 * self.n_heads * self.d_state + self._conv_flops()

@@ -1,7 +1,7 @@
-"""Mamba2: a gated block around SSD, the state-space model with one decay a head."""
+"""Mamba2: a gated block around SSD, the state-space model with one decay per head."""
 
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,16 +10,16 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from circuitscope.errors import UserError
-from circuitscope.hooks import HookPoint
-from circuitscope.kernels.short_conv import short_conv, short_conv_phi
+from circuitscope.hooks import hook
+from circuitscope.kernels.short_conv import short_conv
 from circuitscope.kernels.ssd import ssd, ssd_phi, ssd_with_state_edit
 from circuitscope.mixers.mamba import dt_bias
-from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Build, Factor, Heads, convolve, mix
-from circuitscope.mixers.scan import Channels
+from circuitscope.mixers.mixer import MixerConfig, check_divides
+from circuitscope.mixers.reading import Build, Factor, GatedTransition, Reading, State
+from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.two_paths import Channels, Heads, mix, short_convolve
 
-Steps = Float[Tensor, "batch pos head"]
+StepSizes = Float[Tensor, "batch pos head"]
 Groups = Float[Tensor, "batch pos group state"]
 
 
@@ -27,14 +27,15 @@ class Mamba2Config(MixerConfig):
     """W_o RMSNorm(y ⊙ SiLU(gate)), y the SSD of SiLU(conv(·)) of values, B and C."""
 
     name: Literal["mamba2"] = "mamba2"
-    d_state: int = Field(default=128, ge=1, description="states N of a head, for each of its channels")
-    headdim: int = Field(default=64, ge=1, description="channels of a head; must divide expand · d_model")
+    d_state: int = Field(default=128, ge=1, description="states N per head, for each of its channels")
+    headdim: int = Field(default=64, ge=1, description="channels per head; must divide expand · d_model")
     n_groups: int = Field(default=1, ge=1, description="groups of heads that share B and C; must divide the heads")
     expand: int = Field(default=2, ge=1, description="channels over d_model")
     conv_width: int = Field(default=4, ge=1, description="taps of the short conv")
     norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the norm before the output projection")
 
 
+@mixer(Mamba2Config)
 class Mamba2(nn.Module):
     """Φ = (C Bᵀ ⊙ Γ) diag(Δ) + D δ per head, Γ_ij = exp(Σ_{k=j+1..i} Δ_k A); y = W_o RMSNorm(z ⊙ SiLU(gate)).
 
@@ -44,18 +45,13 @@ class Mamba2(nn.Module):
     after its softplus. The norm is over all channels, also with more groups than one.
     """
 
-    on_demand: ClassVar[tuple[str, ...]] = ("hook_phi_conv", "hook_state")
-    factor_names = ("gate", "ssd", "silu", "conv")
-    core = ("ssd",)
-    no_composed = no_phi = ""
-
     def __init__(self, config: Mamba2Config, d_model: int, positions: str):
         super().__init__()
         self.config = config
         channels = config.expand * d_model
-        _check_divides("headdim", config.headdim, f"expand · d_model = {channels}", channels)
+        check_divides("headdim", config.headdim, f"expand · d_model = {channels}", channels)
         heads = channels // config.headdim
-        _check_divides("n_groups", config.n_groups, f"the number of heads, {heads}", heads)
+        check_divides("n_groups", config.n_groups, f"the number of heads, {heads}", heads)
         self.n_heads, self.d_head = heads, config.headdim
         shared = config.n_groups * config.d_state
         self.sizes = (channels, channels, 2 * shared, heads)  # gate, values, B and C, Δ
@@ -69,9 +65,13 @@ class Mamba2(nn.Module):
             parameter.no_weight_decay = True  # type: ignore[attr-defined]
         self.norm = nn.RMSNorm(channels, eps=config.norm_eps)
         self.out = nn.Linear(channels, d_model, bias=False)
-        self.hook_phi_conv, self.hook_conv, self.hook_gate = HookPoint(), HookPoint(), HookPoint()
-        self.hook_dt, self.hook_B, self.hook_C = HookPoint(), HookPoint(), HookPoint()
-        self.hook_v, self.hook_phi, self.hook_state, self.hook_z = (HookPoint() for _ in range(4))
+        self.hook_phi_conv = hook("batch channel dest src", on_demand=True)
+        self.hook_conv, self.hook_gate = hook("batch pos channel"), hook("batch pos channel")
+        self.hook_dt = hook("batch pos head")
+        self.hook_B, self.hook_C = (hook("batch pos group state") for _ in "BC")
+        self.hook_v, self.hook_z = (hook("batch pos head d_head") for _ in "vz")
+        self.hook_phi = hook("batch head dest src")
+        self.hook_state = hook("batch pos head state d_head", on_demand=True)
         self.state_size = channels * config.d_state + convolved * (config.conv_width - 1)
 
     @property
@@ -93,47 +93,49 @@ class Mamba2(nn.Module):
         out: Tensor = self.out(self.norm(z.flatten(2) * F.silu(gate)))
         return out
 
-    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
         """diag(SiLU(gate)) · Φ_ssd · diag(σ(pre)) · Φ_conv: Φ_ssd lives on heads, all others on channels."""
         gate, pre, dt, B, C, conv = self._into(x)
         n, A, D = pre.shape[-1], self.A, self.D
         per_group = self.n_heads // self.config.n_groups
 
-        def phi(part: slice) -> Float[Tensor, "batch head dest src"]:
+        def phi(part: slice, skip: bool = True) -> Float[Tensor, "batch head dest src"]:
             groups = torch.arange(part.start, part.stop, device=x.device) // per_group
-            return ssd_phi(dt[..., part], A[part], B[:, :, groups], C[:, :, groups], D[part])
+            D_or_none = D[part] if skip else None
+            return ssd_phi(dt[..., part], A[part], B[:, :, groups], C[:, :, groups], D_or_none)
 
-        return [
-            Factor("gate", n, lambda c: F.silu(gate[..., c]).mT, diagonal=True),
-            Factor("ssd", self.n_heads, phi),
-            Factor("silu", n, lambda c: pre[..., c].sigmoid().mT, diagonal=True),
-            Factor("conv", n, conv),
-        ]
+        return Reading(
+            x.shape,
+            factors=(
+                Factor("gate", "channel", n, lambda c: F.silu(gate[..., c]).mT, diagonal=True),
+                Factor("ssd", "head", self.n_heads, phi, core=True, without_skip=lambda h: phi(h, skip=False)),
+                Factor("silu", "channel", n, lambda c: pre[..., c].sigmoid().mT, diagonal=True),
+                Factor("conv", "channel", n, conv, hook="hook_phi_conv"),
+            ),
+            transition=GatedTransition(dt, A[:, None]),
+            state=State(by="hook_C", groups=self.config.n_groups),
+        )
 
     def mixing_flops(self, length: int) -> int:
-        """Of the conv and the recurrence (not of its chunked form), forward, a token.
+        """Of the conv and the recurrence (not of its chunked form), forward, per token.
 
-        5 a state and channel (decay 1, write 2, read 2), 3 a channel for Δ x and D x, 2 a tap and channel of the conv.
+        5 per state and channel (decay 1, write 2, read 2), 3 per channel for Δ x and D x, 2 per tap and channel of the
+        conv.
         """
         states, taps = self.config.d_state, self.config.conv_width
         channels = self.n_heads * self.d_head
         return channels * (5 * states + 3) + 2 * taps * (channels + 2 * self.config.n_groups * states)
 
-    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels, Steps, Groups, Groups, Build]:
+    def _into(
+        self, x: Float[Tensor, "batch pos d_model"]
+    ) -> tuple[Channels, Channels, StepSizes, Groups, Groups, Build]:
         """The gate, what enters the values' SiLU, Δ, B, C, and the matrix of the values' conv."""
         gate, u, u_shared, dt = self.in_proj(x).split(self.sizes, dim=-1)
         gate = self.hook_gate(gate)
         channels = self.sizes[1]
         weight, bias = self.conv.weight[:, 0], self.conv.bias
         assert bias is not None
-        of_v = weight[:channels]
-        convolved, conv = convolve(
-            self.hook_phi_conv,
-            u,
-            matrix=lambda c: short_conv_phi(of_v[c], x.shape[1]),
-            bias=bias[:channels],
-            fused=lambda u: short_conv(u, of_v, bias[:channels]),
-        )
+        convolved, conv = short_convolve(self.hook_phi_conv, u, weight[:channels], bias[:channels])
         pre = self.hook_conv(convolved)
         shared = F.silu(short_conv(u_shared, weight[channels:], bias[channels:]))
         B, C = rearrange(
@@ -141,10 +143,3 @@ class Mamba2(nn.Module):
         )
         dt = self.hook_dt(F.softplus(dt + self.dt_bias))
         return gate, pre, dt, self.hook_B(B), self.hook_C(C), conv
-
-
-def _check_divides(name: str, value: int, what: str, whole: int) -> None:
-    """Refuses a size that does not divide another, and names the nearest that does."""
-    if whole % value:
-        nearest = min((n for n in range(1, whole + 1) if whole % n == 0), key=lambda n: abs(n - value))
-        raise UserError(f"{name} must divide {what}, got {value}; nearest: {nearest}")

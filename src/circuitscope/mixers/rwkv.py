@@ -2,19 +2,19 @@
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from circuitscope.hooks import HookPoint
+from circuitscope.hooks import hook
 from circuitscope.kernels.short_conv import token_shift, token_shift_phi
 from circuitscope.kernels.wkv import wkv, wkv_phi, wkv_with_state_edit
 from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Build, Factor, Heads, convolve, mix
-
-Channels = Float[Tensor, "batch pos channel"]
+from circuitscope.mixers.reading import Build, Factor, GatedTransition, Reading, State
+from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.two_paths import Channels, Heads, convolve, mix
 
 
 class RWKVConfig(MixerConfig):
@@ -23,6 +23,7 @@ class RWKVConfig(MixerConfig):
     name: Literal["rwkv"] = "rwkv"
 
 
+@mixer(RWKVConfig)
 class RWKV(nn.Module):
     """Φ_ij = σ(r_i) · weights_ij per channel, relative to the values (which come after the token shift):
 
@@ -38,14 +39,10 @@ class RWKV(nn.Module):
     left to the model, where RWKV-4 starts keys, receptance and output at zero.
     """
 
-    on_demand: ClassVar[tuple[str, ...]] = ("hook_phi", "hook_phi_conv", "hook_state")
-    core = ("receptance", "wkv")
-    factor_names = ("receptance", "wkv", "shift")
     no_composed = (
         "rwkv shifts tokens before it projects the values, so a composed matrix over tokens exists only per pair"
         " of channels; ask for the factors apart: phi, or shift"
     )
-    no_phi = ""
     d_head = 1
 
     def __init__(self, config: RWKVConfig, d_model: int, positions: str):
@@ -61,9 +58,12 @@ class RWKV(nn.Module):
         self.value = nn.Linear(d_model, channels, bias=False)
         self.receptance = nn.Linear(d_model, channels, bias=False)
         self.out = nn.Linear(channels, d_model, bias=False)
-        self.hook_k, self.hook_gate = HookPoint(), HookPoint()
-        self.hook_phi_conv, self.hook_conv = HookPoint(), HookPoint()
-        self.hook_v, self.hook_phi, self.hook_state, self.hook_z = (HookPoint() for _ in range(4))
+        self.hook_k, self.hook_gate = hook("batch pos channel d_head"), hook("batch pos channel")
+        self.hook_phi_conv = hook("batch channel dest src", on_demand=True)
+        self.hook_conv = hook("batch pos channel")
+        self.hook_v, self.hook_z = (hook("batch pos channel d_head") for _ in "vz")
+        self.hook_phi = hook("batch channel dest src", on_demand=True)
+        self.hook_state = hook("batch pos channel part", on_demand=True)
         self.state_size = 4 * channels  # numerator, denominator, their scale, and the last input
         self.set_depth(0, 1)
 
@@ -101,18 +101,25 @@ class RWKV(nn.Module):
         out: Tensor = self.out(z)
         return out
 
-    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
         """diag(σ(r)) · the row-normalized weights; and, on the channels of x, the shift before the values."""
         k, _, r, shift = self._into(x)
         w, u, n = self.time_decay.exp(), self.time_first, self.n_heads
-        return [
-            Factor("receptance", n, lambda c: r[..., c].sigmoid().mT, diagonal=True),
-            Factor("wkv", n, lambda c: wkv_phi(w[c], u[c], k[..., c])),
-            Factor("shift", n, shift),
-        ]
+        rate = -self.time_decay.double().exp()[:, None]  # of numerator and denominator alike; their ratio is read
+        return Reading(
+            x.shape,
+            factors=(
+                Factor("receptance", "channel", n, lambda c: r[..., c].sigmoid().mT, diagonal=True, core=True),
+                Factor("wkv", "channel", n, lambda c: wkv_phi(w[c], u[c], k[..., c]), shares=True, core=True),
+                Factor("shift", "channel", n, shift, hook="hook_phi_conv"),
+            ),
+            transition=GatedTransition(torch.ones(1, x.shape[1], n, device=rate.device), rate),
+            state=State(),
+            no_composed=self.no_composed,
+        )
 
     def mixing_flops(self, length: int) -> int:
-        """Of the shifts and the recurrence, forward, a token: 3 a channel and shift, 20 a channel, 2 for σ(r)."""
+        """Of the shifts and the recurrence, forward, per token: per channel 3 for each shift, 20, and 2 for σ(r)."""
         return self.n_heads * (3 * 3 + 20 + 2)
 
     def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels, Channels, Build]:

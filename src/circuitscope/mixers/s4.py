@@ -1,7 +1,7 @@
-"""S4 in its diagonal form S4D-Lin: one fixed convolution a channel, then GELU and a gated linear unit."""
+"""S4 in its diagonal form S4D-Lin: one fixed convolution per channel, then GELU and a gated linear unit."""
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -9,19 +9,20 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from circuitscope.hooks import HookPoint
+from circuitscope.hooks import hook
 from circuitscope.kernels.long_conv import long_conv, toeplitz
 from circuitscope.kernels.s4d import S4DParams, s4d_kernel, s4d_lin, s4d_with_state_edit
 from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Factor
-from circuitscope.mixers.scan import Scan, mix_channels
+from circuitscope.mixers.reading import GatedTransition, Reading, State
+from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.scan import ChannelScan, mix_channels
 
 
 class S4Config(MixerConfig):
     """GLU(W gelu(K * x + D x)), K the impulse response of a diagonal state-space model."""
 
     name: Literal["s4"] = "s4"
-    d_state: int = Field(default=64, ge=2, multiple_of=2, description="states N of a channel, half of them stored")
+    d_state: int = Field(default=64, ge=2, multiple_of=2, description="states N per channel, half of them stored")
 
 
 class S4D(nn.Module):
@@ -31,36 +32,65 @@ class S4D(nn.Module):
     authors publish it. All are learned; A, Δ and D without weight decay.
     """
 
+    log_A_real: nn.Parameter
+    A_imag: nn.Parameter
+    C: nn.Parameter
+    log_dt: nn.Parameter
+    D: nn.Parameter
+
     def __init__(self, channels: int, d_state: int):
         super().__init__()
-        log_A_real, A_imag = s4d_lin(channels, d_state // 2)
-        self.log_A_real, self.A_imag = nn.Parameter(log_A_real), nn.Parameter(A_imag)
-        self.C = nn.Parameter(torch.randn(channels, d_state // 2, 2) * 0.5**0.5)
-        self.log_dt = nn.Parameter(torch.rand(channels) * math.log(100) + math.log(1e-3))
-        self.D = nn.Parameter(torch.randn(channels))
-        for parameter in (self.log_A_real, self.A_imag, self.log_dt, self.D):
-            parameter.no_weight_decay = True  # type: ignore[attr-defined]
+        add_s4d_parameters(self, channels, d_state)
 
     @property
     def params(self) -> S4DParams:
         """What the kernels take."""
         return S4DParams(self.log_A_real, self.A_imag, self.C, self.log_dt)
 
-    def scan(self, length: int) -> Scan:
+    def scan(self, length: int) -> ChannelScan:
         """The three ways to z at this length; states are complex [batch, pos, channel, N/2]."""
         K, D = s4d_kernel(self.params, length), self.D
-        return Scan(
+        return ChannelScan(
             phi=lambda part: toeplitz(K[part], length, D[part])[None],
+            bare_phi=lambda part: toeplitz(K[part], length)[None],
             fused=lambda v: long_conv(v, K, D),
             with_states=lambda v, edit: s4d_with_state_edit(v, self.params, D, edit),
+            transition=s4d_transition(self.params, length),
         )
 
 
+def add_s4d_parameters(
+    module: nn.Module, channels: int, d_state: int, dt_min: float = 1e-3, dt_max: float = 1e-1
+) -> None:
+    """Gives a module S4D-Lin's parameters: log_A_real, A_imag, C with E|C|² = 1, log_dt log-uniform, D normal."""
+    log_A_real, A_imag = s4d_lin(channels, d_state // 2)
+    module.log_A_real, module.A_imag = nn.Parameter(log_A_real), nn.Parameter(A_imag)
+    module.C = nn.Parameter(torch.randn(channels, d_state // 2, 2) * 0.5**0.5)
+    module.log_dt = nn.Parameter(torch.rand(channels) * math.log(dt_max / dt_min) + math.log(dt_min))
+    module.D = nn.Parameter(torch.randn(channels))
+    for parameter in (module.log_A_real, module.A_imag, module.log_dt, module.D):
+        parameter.no_weight_decay = True  # type: ignore[attr-defined]
+
+
+def s4d_transition(params: S4DParams, length: int) -> GatedTransition:
+    """|Ā_n| per channel, the same at every position and for every input.
+
+    log |Ā_n| is Δ Re A by zero-order hold, and log |(1 + ΔA/2)/(1 − ΔA/2)| by the bilinear rule.
+    """
+    dt = params.log_dt.double().exp()[:, None]
+    rate: Tensor = -dt * params.log_A_real.double().exp()
+    if params.discretization == "bilinear":
+        half = torch.complex(rate, dt * params.A_imag.double()) / 2
+        rate = ((1 + half) / (1 - half)).abs().log()
+    return GatedTransition(torch.ones(1, length, len(rate), device=rate.device), rate)
+
+
 def s4d_flops(d_state: int) -> int:
-    """Of a channel's recurrence, forward, a token: 14 a conjugate pair (Ā h: 6, + B̄ u: 4, 2 Re C h: 4), 2 for D u."""
+    """Of a channel's recurrence, per token: 14 per conjugate pair (Ā h: 6, + B̄ u: 4, 2 Re C h: 4), 2 for D u."""
     return 7 * d_state + 2
 
 
+@mixer(S4Config)
 class S4(nn.Module):
     """v = x; Φ_ij = K_{i−j} + D δ_ij per channel, for every input; y = (W h + b) ⊙ σ(W_g h + b_g), h = gelu(z).
 
@@ -68,9 +98,6 @@ class S4(nn.Module):
     the residual branch by as much, where shrinking both would also open every gate to ½.
     """
 
-    on_demand: ClassVar[tuple[str, ...]] = ("hook_phi", "hook_state")
-    factor_names = core = ("ssm",)
-    no_composed = no_phi = ""
     d_head = 1
 
     def __init__(self, config: S4Config, d_model: int, positions: str):
@@ -78,8 +105,10 @@ class S4(nn.Module):
         self.n_heads, self.d_state = d_model, config.d_state
         self.ssm = S4D(d_model, config.d_state)
         self.out, self.out_gate = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
-        self.hook_v, self.hook_phi, self.hook_state, self.hook_z = (HookPoint() for _ in range(4))
-        self.hook_gate = HookPoint()
+        self.hook_v, self.hook_z = (hook("batch pos channel d_head") for _ in "vz")
+        self.hook_phi = hook("batch channel dest src", on_demand=True)
+        self.hook_state = hook("batch pos channel state", on_demand=True)
+        self.hook_gate = hook("batch pos d_model")
         self.state_size = d_model * config.d_state
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
@@ -87,10 +116,11 @@ class S4(nn.Module):
         out: Tensor = self.out(h) * self.hook_gate(self.out_gate(h)).sigmoid()
         return out
 
-    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
         """The Toeplitz matrix alone: GELU and GLU are not linear in z, they are in Out."""
-        return [Factor("ssm", self.n_heads, self.ssm.scan(x.shape[1]).phi)]
+        scan = self.ssm.scan(x.shape[1])
+        return Reading(x.shape, factors=(scan.factor(self.n_heads),), transition=scan.transition, state=State())
 
     def mixing_flops(self, length: int) -> int:
-        """Of the recurrence (not of the FFT or the taps that compute it), forward, a token."""
+        """Of the recurrence (not of the FFT or the taps that compute it), forward, per token."""
         return self.n_heads * s4d_flops(self.d_state)

@@ -5,17 +5,20 @@ from typing import Literal
 from pydantic import Field
 
 from circuitscope.mixers.mamba import GatedBlock, GatedBlockConfig
+from circuitscope.mixers.registry import mixer
 from circuitscope.mixers.s4 import S4D, s4d_flops
-from circuitscope.mixers.scan import Channels, Scan
+from circuitscope.mixers.scan import ChannelScan
+from circuitscope.mixers.two_paths import Channels
 
 
 class S4MambaConfig(GatedBlockConfig):
     """W_o(y ⊙ SiLU(gate)), y a fixed convolution (S4D) of SiLU(conv(W_x x))."""
 
     name: Literal["s4_mamba"] = "s4_mamba"
-    d_state: int = Field(default=16, ge=2, multiple_of=2, description="states N of a channel, half of them stored")
+    d_state: int = Field(default=16, ge=2, multiple_of=2, description="states N per channel, half of them stored")
 
 
+@mixer(S4MambaConfig)
 class S4Mamba(GatedBlock):
     """Φ_ij = K_{i−j} + D δ_ij per channel, the same for every input; around it Mamba's factors."""
 
@@ -25,9 +28,9 @@ class S4Mamba(GatedBlock):
         super().__init__(config, d_model, lambda n: S4D(n, config.d_state), config.d_state)
         self.d_state = config.d_state
 
-    def scan(self, v: Channels) -> Scan:
+    def scan(self, v: Channels) -> ChannelScan:
         return self.ssm.scan(v.shape[1])
 
     def mixing_flops(self, length: int) -> int:
-        """Of the conv and of S4D's recurrence, forward, a token."""
+        """Of the conv and of S4D's recurrence, forward, per token."""
         return self.n_heads * s4d_flops(self.d_state) + self._conv_flops()

@@ -1,16 +1,17 @@
 """S6 alone: Mamba's selective scan as a mixer, without the block around it."""
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from circuitscope.hooks import HookPoint
-from circuitscope.mixers.mamba import SelectiveSSM, selective
+from circuitscope.hooks import hook
+from circuitscope.mixers.mamba import SELECTIVE_STATE, SelectiveSSM, selective
 from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.phi import Factor
+from circuitscope.mixers.reading import Reading
+from circuitscope.mixers.registry import mixer
 from circuitscope.mixers.scan import mix_channels
 
 
@@ -18,16 +19,14 @@ class S6Config(MixerConfig):
     """W_o S6(x): one selective scan for each channel of the stream, then the output projection."""
 
     name: Literal["s6"] = "s6"
-    d_state: int = Field(default=16, ge=1, description="states N of a channel")
+    d_state: int = Field(default=16, ge=1, description="states N per channel")
     dt_rank: int | None = Field(default=None, ge=1, description="rank of the step size; none: d_model / 16, rounded up")
 
 
+@mixer(S6Config)
 class S6(nn.Module):
     """v = x, Φ as Mamba's, y = W_o z. No conv, no SiLU, no gate: Δ, B and C are read from x itself."""
 
-    on_demand: ClassVar[tuple[str, ...]] = ("hook_phi", "hook_state")
-    factor_names = core = ("ssm",)
-    no_composed = no_phi = ""
     d_head = 1
 
     def __init__(self, config: S6Config, d_model: int, positions: str):
@@ -35,18 +34,22 @@ class S6(nn.Module):
         self.n_heads, self.d_state = d_model, config.d_state
         self.ssm = SelectiveSSM(d_model, config.d_state, config.dt_rank or math.ceil(d_model / 16))
         self.out = nn.Linear(d_model, d_model, bias=False)
-        self.hook_dt, self.hook_B, self.hook_C = HookPoint(), HookPoint(), HookPoint()
-        self.hook_v, self.hook_phi, self.hook_state, self.hook_z = (HookPoint() for _ in range(4))
+        self.hook_dt = hook("batch pos channel")
+        self.hook_B, self.hook_C = (hook("batch pos state") for _ in "BC")
+        self.hook_v, self.hook_z = (hook("batch pos channel d_head") for _ in "vz")
+        self.hook_phi = hook("batch channel dest src", on_demand=True)
+        self.hook_state = hook("batch pos channel state", on_demand=True)
         self.state_size = d_model * config.d_state
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         out: Tensor = self.out(mix_channels(self, x, selective(self, x)))
         return out
 
-    def factors(self, x: Float[Tensor, "batch pos d_model"]) -> list[Factor]:
+    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
         """The scan's matrix alone."""
-        return [Factor("ssm", self.n_heads, selective(self, x).phi)]
+        scan = selective(self, x)
+        return Reading(x.shape, factors=(scan.factor(self.n_heads),), transition=scan.transition, state=SELECTIVE_STATE)
 
     def mixing_flops(self, length: int) -> int:
-        """Of the scan, forward, a token: 9 a state and channel."""
+        """Of the scan, forward, per token: 9 per state and channel."""
         return 9 * self.n_heads * self.d_state

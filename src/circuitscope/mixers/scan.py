@@ -1,4 +1,4 @@
-"""State-space models with one matrix a channel: what a mixer needs of one to take either path.
+"""State-space models with one matrix per channel: what a mixer needs of one to take either path.
 
 Not here: the parameters of any particular one; they are with the mixer that is named for it.
 """
@@ -10,30 +10,38 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from circuitscope.mixers.phi import Heads, Matrix, mix
+from circuitscope.mixers.reading import Build, Factor, GatedTransition, Matrix, Profile
+from circuitscope.mixers.two_paths import Channels, Heads, Phi, mix
 
-Channels = Float[Tensor, "batch pos channel"]
 States = Float[Tensor, "batch pos channel state"]
 
 
 @dataclass(frozen=True)
-class Scan:
-    """z = Φ v for one input of the mixer, three times the same answer.
+class ChannelScan:
+    """z = Φ v for one input of the mixer, three times the same answer, and the transition of its states.
 
-    phi(part) gives Φ of a slice of the channels, with a batch axis of 1 where it does not depend on the
-    input; fused(v) is the kernel; with_states(v, edit) the recurrence with its states passed through `edit`.
+    phi(part) and bare_phi(part) give Φ of a slice of the channels with and without the skip term D, with a batch axis
+    of 1 where it does not depend on the input; profile(part) what `Factor.profile` wants, where there is a kernel for
+    it; fused(v) is the kernel; with_states(v, edit) the recurrence with its states passed through `edit`.
     """
 
     phi: Callable[[slice], Matrix]
+    bare_phi: Build
     fused: Callable[[Channels], Channels]
     with_states: Callable[[Channels, Callable[[States], States]], Channels]
+    transition: GatedTransition
+    profile: Callable[[slice], tuple[Profile, Profile]] | None = None
+
+    def factor(self, channels: int) -> Factor:
+        """Its matrix as the core factor "ssm"."""
+        return Factor("ssm", "channel", channels, self.phi, core=True, without_skip=self.bare_phi, profile=self.profile)
 
 
-def mix_channels(mixer: Any, v: Channels, scan: Scan) -> Channels:
+def mix_channels(mixer: Any, v: Channels, scan: ChannelScan) -> Channels:
     """z from v by the path the mixer's hooks ask for; its heads are channels."""
     batch, length, channels = v.shape
 
-    def phi() -> Matrix:
+    def phi() -> Phi:
         # a hook may write into it, so sequences must not share memory
         return scan.phi(slice(0, channels)).expand(batch, channels, length, length).contiguous()
 

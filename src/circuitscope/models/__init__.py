@@ -1,6 +1,6 @@
 """Hookable models: the stack, its config, and how to build one by name."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -8,10 +8,20 @@ from circuitscope import mixers
 from circuitscope.errors import unknown
 from circuitscope.explain import explain
 from circuitscope.models.config import ModelConfig
-from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.models.presets import PRESETS, expand_preset
 
+if TYPE_CHECKING:
+    from circuitscope.models.hooked_lm import HookedLM as HookedLM
+
 __all__ = ["HookedLM", "ModelConfig", "model", "names"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "HookedLM":  # loaded when asked for: it brings TransformerLens, which takes seconds
+        from circuitscope.models.hooked_lm import HookedLM
+
+        return HookedLM
+    raise AttributeError(f"module 'circuitscope.models' has no attribute '{name}'")
 
 
 def names() -> list[str]:
@@ -19,12 +29,14 @@ def names() -> list[str]:
     return list(PRESETS)
 
 
-def model(name: str = "attention", /, *, seed: int = 0, **options: Any) -> HookedLM:
+def model(name: str = "attention", /, *, seed: int = 0, **options: Any) -> "HookedLM":
     """A freshly initialized model by name.
 
     Options are fields of the model's config (`d_model`, `n_layers`, `positions` …) or of its mixers
     (`n_heads` …), which go to every mixer that has them.
     """
+    from circuitscope.models.hooked_lm import HookedLM
+
     fields = expand_preset({"preset": name, "n_layers": options.pop("n_layers", None)})
     specs = [mixers.as_mapping(m) for m in fields["mixers"]]
     own = {field for spec in specs for field in mixers.config_class(spec["name"]).model_fields} - {"name"}

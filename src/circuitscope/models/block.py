@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from circuitscope.hooks import HookPoint
+from circuitscope.hooks import hook
 from circuitscope.mixers import MixerConfig, build_mixer
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.norm import HookedLayerNorm
@@ -19,7 +19,7 @@ class MLP(nn.Module):
         super().__init__()
         self.into = nn.Linear(d_model, d_hidden)
         self.out = nn.Linear(d_hidden, d_model)
-        self.hook_pre, self.hook_post = HookPoint(), HookPoint()
+        self.hook_pre, self.hook_post = hook("batch pos d_mlp"), hook("batch pos d_mlp")
 
     def forward(self, x: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead d_model"]:
         out: Tensor = self.out(self.hook_post(F.gelu(self.hook_pre(self.into(x)))))
@@ -31,22 +31,27 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, mixer: MixerConfig):
         super().__init__()
-        self.hook_resid_pre = HookPoint()
+        self.hook_resid_pre = hook("batch pos d_model")
         self.ln1 = HookedLayerNorm(config.d_model, config.norm_eps)
         self.mixer: Any = build_mixer(mixer, config.d_model, config.positions)
-        self.hook_mixer_out = HookPoint()
+        self.hook_mixer_out = hook("batch pos d_model")
         self.has_mlp = config.state_mixer == "mlp"
         if self.has_mlp:
-            self.hook_resid_mid = HookPoint()
+            self.hook_resid_mid = hook("batch pos d_model")
             self.ln2 = HookedLayerNorm(config.d_model, config.norm_eps)
             self.mlp = MLP(config.d_model, config.mlp_ratio * config.d_model)
-            self.hook_mlp_out = HookPoint()
-        self.hook_resid_post = HookPoint()
+            self.hook_mlp_out = hook("batch pos d_model")
+        self.hook_resid_post = hook("batch pos d_model")
 
     @property
     def attn(self) -> Any:
         """TransformerLens's name for an attention mixer."""
         return self.mixer
+
+    def mixer_input(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """What the mixer reads: the stream, normalized."""
+        out: Tensor = self.ln1(self.hook_resid_pre(resid))
+        return out
 
     def forward(
         self, resid: Float[Tensor, "batch pos d_model"], at: Int[Tensor, " label"] | None = None

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from circuitscope.errors import UserError, shown
+from circuitscope.errors import UserError
 from circuitscope.mixers import MixerConfig, mixer_config
 from circuitscope.models.presets import expand_preset
 from circuitscope.section import Section
@@ -15,7 +15,7 @@ Positions = Literal["none", "learned", "sinusoidal", "rope", "alibi"]
 class ModelConfig(Section):
     """A stack of pre-norm residual blocks, one token mixer each, over a tied embedding.
 
-    Input may name a `preset` instead of mixers; it is expanded, with `n_layers` counted as the preset does.
+    The input may name a `preset` in place of mixers; then `n_layers` counts layers as that preset does.
     """
 
     mixers: tuple[SerializeAsAny[MixerConfig], ...] = Field(
@@ -25,20 +25,20 @@ class ModelConfig(Section):
     d_model: int = Field(default=64, ge=1, le=2**20, description="width of the residual stream")
     positions: Positions = Field(
         default="learned",
-        description="positional encoding; unless told, learned where every mixer is blind to order, else none",
+        description="positional encoding; by default learned where every mixer is blind to order, else none",
     )
     state_mixer: Literal["mlp", "none"] = Field(default="mlp", description="what follows the token mixer in a layer")
     mlp_ratio: int = Field(default=4, ge=1, le=1024, description="MLP width over d_model")
     init: Literal["gpt2", "native"] = Field(
         default="gpt2",
         description="N(0, 0.02) and zero biases for every linear map, or torch's own;"
-        " unless told, gpt2 where every mixer is blind to order, else native",
+        " by default gpt2 where every mixer is blind to order, else native",
     )
     embed_std: float = Field(default=0.02, gt=0, description="initial spread of token and position embeddings")
     rescale_residual: bool = Field(
         default=False,
         description="divide the initial output projections by the root of the number of residual branches;"
-        " unless told, where the initialization is native",
+        " by default where the initialization is native",
     )
     tied: bool = Field(default=True, description="unembedding shares the embedding's weight")
     norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the layer norms")
@@ -51,12 +51,7 @@ class ModelConfig(Section):
         if not isinstance(data, dict):
             return data
         data = expand_preset(data)
-        mixers: Any = data.get("mixers", ["attention"])
-        if isinstance(mixers, str):
-            mixers = [m.strip() for m in mixers.split(",")]
-        if not isinstance(mixers, list | tuple) or not mixers:
-            raise UserError(f"model.mixers: expected a list of mixers, got {shown(mixers)}")
-        data = dict(data)
+        mixers = data["mixers"]
         default = cls.model_fields["n_layers"].default if len(mixers) == 1 else len(mixers)
         layers = data.setdefault("n_layers", default)
         if isinstance(layers, int) and 1 <= layers <= 1024:
@@ -65,10 +60,12 @@ class ModelConfig(Section):
                     f"model.mixers: {len(mixers)} mixers for n_layers = {layers}; give one, or one per layer"
                 )
             if len(mixers) == 1:
-                mixers = list(mixers) * layers
+                mixers = mixers * layers
         data["mixers"] = mixers
-        if not all(mixer_config(m).needs_positions for m in mixers):
+        configs = [mixer_config(m) for m in mixers]
+        if not all(config.blind_to_order for config in configs):
             data.setdefault("positions", "none")
+        if not all(config.default_init == "gpt2" for config in configs):
             data.setdefault("init", "native")
             data.setdefault("rescale_residual", data["init"] == "native")
         return data

@@ -9,8 +9,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from circuitscope.errors import UserError
-from circuitscope.hooks import Cache, HookedRootModule, HookNames, HookPoint, NamesFilter, resolve_filter
+from circuitscope.hooks import hook
+from circuitscope.lens import (
+    Cache,
+    HookedRootModule,
+    HookNames,
+    HookPoint,
+    NamesFilter,
+    layer_index,
+    resolve_filter,
+)
 from circuitscope.mixers.positions import sinusoidal
+from circuitscope.mixers.reading import Reading
 from circuitscope.models.block import Block
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.norm import HookedLayerNorm
@@ -63,19 +73,17 @@ class HookedLM(HookedRootModule):
         self.setup()  # type: ignore[no-untyped-call]
         self.mod_dict = HookNames(self.hook_dict)
         self.aliases = self._alias_attention()
-        self.on_demand = frozenset(
-            f"blocks.{i}.mixer.{hook}" for i, block in enumerate(self.layers) for hook in block.mixer.on_demand
-        )
+        self.on_demand = frozenset(name for name, point in self.hook_dict.items() if getattr(point, "on_demand", False))
 
     def _build(self, config: ModelConfig) -> None:
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
-        self.hook_embed = HookPoint()
+        self.hook_embed = hook("batch pos d_model")
         if config.positions == "learned":
             self.pos_embed = nn.Parameter(torch.empty(config.max_length, config.d_model))
         elif config.positions == "sinusoidal":
             self.register_buffer("pos_embed", sinusoidal(config.max_length, config.d_model), persistent=False)
         if config.positions in ("learned", "sinusoidal"):
-            self.hook_pos_embed = HookPoint()
+            self.hook_pos_embed = hook("batch pos d_model")
         self.blocks = nn.ModuleList(Block(config, mixer) for mixer in config.mixers)
         for i, block in enumerate(self.layers):  # what a mixer's start depends on besides its own config
             if hasattr(block.mixer, "set_depth"):
@@ -170,21 +178,24 @@ class HookedLM(HookedRootModule):
         self, tokens: Int[Tensor, "batch pos"], at: Int[Tensor, " label"] | None = None
     ) -> Float[Tensor, "*lead d_model"]:
         """What the unembedding reads: the final norm's output."""
-        resid = self.embedded(tokens)
-        last = self.config.n_layers - 1
-        for i, block in enumerate(self.layers):
-            resid = block(resid, at if i == last else None)
-        out: Tensor = self.ln_final(resid)
+        out: Tensor = self.ln_final(self.layers[-1](self.stream_before(tokens, self.config.n_layers - 1), at))
         return out
 
-    def mixer_input(self, tokens: Int[Tensor, "batch pos"], layer: int) -> Float[Tensor, "batch pos d_model"]:
-        """What the mixer of a layer reads: the stream before it, normalized."""
+    def stream_before(self, tokens: Int[Tensor, "batch pos"], layer: int) -> Float[Tensor, "batch pos d_model"]:
+        """The residual stream that enters a layer."""
         resid = self.embedded(tokens)
         for block in self.layers[:layer]:
             resid = block(resid)
+        return resid
+
+    def reading(self, tokens: Int[Tensor, "batch pos"], layer: int) -> Reading:
+        """What a layer says of itself on these tokens; −1 is the last layer."""
+        if tokens.ndim != 2:
+            raise UserError(f"tokens must be [batch, pos], got shape {list(tokens.shape)}")
+        layer = layer_index(self, layer)
         block = self.layers[layer]
-        out: Tensor = block.ln1(block.hook_resid_pre(resid))
-        return out
+        found: Reading = block.mixer.reading(block.mixer_input(self.stream_before(tokens, layer)))
+        return found
 
     def embedded(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         self._check_length(tokens)

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from circuitscope.hooks import HookPoint, wanted
+from circuitscope.hooks import hook, wanted
 
 
 class HookedLayerNorm(nn.LayerNorm):
@@ -12,7 +12,7 @@ class HookedLayerNorm(nn.LayerNorm):
 
     def __init__(self, d_model: int, eps: float):
         super().__init__(d_model, eps=eps)
-        self.hook_scale, self.hook_normalized = HookPoint(), HookPoint()
+        self.hook_scale, self.hook_normalized = hook("batch pos scale"), hook("batch pos d_model")
 
     def forward(self, input: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead d_model"]:
         if wanted(self.hook_scale):

@@ -7,25 +7,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from circuitscope import mixers
 from circuitscope.errors import UserError, shown, unknown
+from circuitscope.section import Section
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A model for any number of layers: `fields(n)` are the fields of its config."""
+    """A model with any number of layers: `fields(n)` gives the fields of its config."""
 
     about: str
     fields: Callable[[int], dict[str, Any]]
     layers: int = 2
 
 
-def _stack(*mixers: Any, **fields: Any) -> Callable[[int], dict[str, Any]]:
-    """The mixers in turn, as often as it takes."""
-    return lambda n: {"mixers": [mixers[i % len(mixers)] for i in range(n)], **fields}
+def _stack(mixer: Any, **fields: Any) -> Callable[[int], dict[str, Any]]:
+    """The same mixer in every layer."""
+    return lambda n: {"mixers": [mixer] * n, **fields}
 
 
 def _based(n: int) -> dict[str, Any]:
-    """Gated conv and linear attention by turns; one layer is the linear attention."""
+    """Gated conv and linear attention alternate; a single layer is the linear attention."""
     attention = {"name": "based", "feature_dim": 8}
     layers = [attention if i % 2 else "gated_conv" for i in range(n)] if n > 1 else [attention]
     return {"mixers": layers, "positions": "learned", "init": "gpt2"}
@@ -42,10 +44,10 @@ def _standard_hybrid(n: int) -> dict[str, Any]:
 
 def _one_hybrid(n: int) -> dict[str, Any]:
     """n Mamba blocks, the middle two replaced by attention and Mamba."""
-    mixers: list[Any] = ["mamba"] * n
+    stack: list[Any] = ["mamba"] * n
     if n >= 2:
-        mixers[n // 2 - 1 : n // 2 + 1] = [_EIGHT_HEADS, "mamba"]
-    return {"mixers": mixers, "positions": "none", "state_mixer": "none"}
+        stack[n // 2 - 1 : n // 2 + 1] = [_EIGHT_HEADS, "mamba"]
+    return {"mixers": stack, "positions": "none", "state_mixer": "none"}
 
 
 _EIGHT_HEADS = {"name": "attention", "n_heads": 8}
@@ -58,7 +60,7 @@ PRESETS: dict[str, Preset] = {
         )
         for on in ("q", "k", "v", "qkv")
     },
-    "based": Preset("Taylor linear attention, by turns with a gated short conv", _based),
+    "based": Preset("Taylor linear attention, alternating with a gated short conv", _based),
     "h3": Preset("H3: shift SSM, then S4D between two gates", _stack("h3")),
     "hyena": Preset("Hyena, order 2: implicit long conv between two gates", _stack("hyena")),
     "rwkv": Preset("RWKV-4 time mixing", _stack("rwkv")),
@@ -72,9 +74,9 @@ PRESETS: dict[str, Preset] = {
     "gated_deltanet": Preset("Gated DeltaNet, one head", _stack("gated_deltanet")),
     "s4": Preset("S4 (S4D-Lin)", _stack("s4")),
     "s4_mamba": Preset("Mamba's block around S4D", _stack("s4_mamba")),
-    "mambaformer": Preset("a Mamba block, then attention and Mamba by turns; two blocks a layer", _mambaformer),
+    "mambaformer": Preset("a Mamba block, then alternating attention and Mamba; two blocks per layer", _mambaformer),
     "standard_hybrid": Preset(
-        "attention and Mamba by turns with learned positions; two blocks a layer", _standard_hybrid
+        "alternating attention and Mamba with learned positions; two blocks per layer", _standard_hybrid
     ),
     "transformer_initial_mamba": Preset(
         "a Mamba layer, then attention layers, no positions",
@@ -85,26 +87,44 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+def model_mapping(spec: Any) -> dict[str, Any]:
+    """A model's spec as a mapping of its fields: a word is a preset or a mixer, words with commas are mixers."""
+    if isinstance(spec, Section):
+        return spec.model_dump(mode="json")
+    if isinstance(spec, str):
+        return {"mixers": spec} if "," in spec else {"preset": spec}
+    if not isinstance(spec, dict):
+        raise UserError(f"model: expected a name or a mapping, got {shown(spec)}; names: {', '.join(PRESETS)}")
+    return dict(spec)
+
+
 def expand_preset(model: dict[str, Any]) -> dict[str, Any]:
-    """A model's fields with the key `preset`, if there is one, replaced by what it stands for."""
-    if "preset" not in model:
-        return model
-    rest = {key: value for key, value in model.items() if key not in ("preset", "n_layers")}
-    layers = model.get("n_layers")
-    if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or not 1 <= layers <= 512):
-        raise UserError(f"model.n_layers: expected a number of layers from 1 to 512, got {shown(layers)}")
-    return preset_fields(model["preset"], layers) | rest
-
-
-def named_model(name: str) -> dict[str, Any]:
-    """A model given as a word: a preset, or a list of mixers with commas."""
-    return {"preset": name} if name in PRESETS or "," not in name else {"mixers": name}
+    """A model's fields with `preset` replaced by what it stands for, and `mixers` as a list."""
+    if "preset" in model:
+        if "mixers" in model:
+            raise UserError(
+                f"model: expected a preset or mixers, got both: {shown(model['preset'])} and a list of mixers"
+            )
+        rest = {key: value for key, value in model.items() if key not in ("preset", "n_layers")}
+        layers = model.get("n_layers")
+        if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or not 1 <= layers <= 512):
+            raise UserError(f"model.n_layers: expected a number of layers from 1 to 512, got {shown(layers)}")
+        model = preset_fields(model["preset"], layers) | rest
+    listed = model.get("mixers", "attention")
+    if isinstance(listed, str):
+        listed = [name.strip() for name in listed.split(",")]
+    if not isinstance(listed, list | tuple) or not listed:
+        raise UserError(f"model.mixers: expected a list of mixers, got {shown(listed)}")
+    return {**model, "mixers": [dict(m) if isinstance(m, dict) else m for m in listed]}
 
 
 def preset_fields(name: str, n_layers: int | None = None) -> dict[str, Any]:
-    """Fields of the model's config for a preset; `n_layers` counts layers as the preset does."""
-    if not isinstance(name, str) or name not in PRESETS:
-        raise unknown("model", name, PRESETS)
-    preset = PRESETS[name]
+    """Fields of the model's config for a preset, or for a stack of the mixer with that name.
+
+    `n_layers` counts layers as the preset does.
+    """
+    if not isinstance(name, str) or name not in {*PRESETS, *mixers.names()}:
+        raise unknown("model", name, {*PRESETS, *mixers.names()})
+    preset = PRESETS.get(name) or Preset("", _stack(name))
     fields = preset.fields(preset.layers if n_layers is None else n_layers)
     return {**fields, "n_layers": len(fields["mixers"])}

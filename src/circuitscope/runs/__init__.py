@@ -1,1 +1,1 @@
-"""Runs as records on disk: config, checkpoints, resume points, metrics, status. Training writes them, others read."""
+"""Runs as records on disk: config, checkpoints, resume points, metrics, status. Training writes them."""

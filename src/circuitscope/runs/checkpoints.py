@@ -28,18 +28,18 @@ class ResumePoint(NamedTuple):
 
 
 class Checkpoints:
-    """Reads what a run has saved: `steps`, `load`."""
+    """Reads the checkpoints and resume points that a run has saved."""
 
     def __init__(self, run: Path):
         self.folder = run / "checkpoints"
         self.resume_folder = run / "resume"
 
     def steps(self) -> list[int]:
-        """Steps with a checkpoint, in order."""
+        """The steps that have a checkpoint, in order."""
         return _steps_in(self.folder)
 
     def load(self, step: int) -> Tensors:
-        """Weights after `step` updates, checked."""
+        """The weights after `step` updates; the file's digest is checked."""
         path = self.folder / checkpoint_name(step)
         if not path.exists():
             have = self.steps()
@@ -52,11 +52,11 @@ class Checkpoints:
         return _read(path, step)
 
     def resume_steps(self) -> list[int]:
-        """Steps with a resume point, in order."""
+        """The steps that have a resume point, in order."""
         return _steps_in(self.resume_folder)
 
     def load_resume_point(self, step: int) -> ResumePoint:
-        """The resume point after `step` updates, checked."""
+        """The resume point after `step` updates; the file's digest is checked."""
         tensors = _read(self.resume_folder / checkpoint_name(step), step)
         weights = {n.removeprefix("weight."): t for n, t in tensors.items() if n.startswith("weight.")}
         moments = {n: t for n, t in tensors.items() if not n.startswith("weight.")}
@@ -64,7 +64,7 @@ class Checkpoints:
 
 
 class CheckpointWriter(Checkpoints):
-    """Saves snapshots in the background. Use as a context manager; leaving it waits for the disk."""
+    """Saves snapshots in the background. Use it as a context manager: on leaving, it waits for the disk."""
 
     def __init__(self, run: Path, keep_resume: int):
         super().__init__(run)
@@ -88,16 +88,16 @@ class CheckpointWriter(Checkpoints):
             self._raise_error()
 
     def save(self, step: int, model: nn.Module) -> None:
-        """A checkpoint of the weights as they are now."""
+        """Saves a checkpoint of the weights as they are now."""
         self._put(self.folder / checkpoint_name(step), step, snapshot(model.state_dict().items()))
 
     def save_resume_point(self, step: int, model: nn.Module, moments: Tensors) -> None:
-        """Weights and optimizer as they are now; older points thin out to `keep_resume`."""
+        """Saves the weights and the optimizer as they are now; of the older points, `keep_resume` stay."""
         weights = ((f"weight.{name}", tensor) for name, tensor in model.state_dict().items())
         self._put(self.resume_folder / checkpoint_name(step), step, snapshot([*weights, *moments.items()]))
 
     def flush(self) -> None:
-        """Waits until all is on the disk; raises if something is not."""
+        """Waits until everything is on the disk, and raises an error if something could not be written."""
         self._queue.join()
         self._raise_error()
 
@@ -136,12 +136,12 @@ class CheckpointWriter(Checkpoints):
 
 
 def checkpoint_name(step: int) -> str:
-    """File name of a step."""
+    """The name of the file that holds a step."""
     return f"step-{step:08d}.safetensors"
 
 
 def write_checkpoint(path: Path, step: int, tensors: Tensors) -> None:
-    """A file of tensors that says which step it is of."""
+    """Writes a file of tensors that says which step it holds."""
     write_tensors(path, tensors, {"format": "circuitscope-1", "step": str(step)})
 
 
@@ -159,10 +159,10 @@ def _read(path: Path, step: int) -> Tensors:
 
 
 def spread(steps: list[int], keep: int) -> list[int]:
-    """The `keep` resume points to hold on to: the newest, and earlier ones with even gaps.
+    """Which `keep` resume points stay: the newest, and earlier ones at even distances.
 
-    Drops one at a time the point whose absence leaves the smallest gap, counting from step 0. Applied
-    after every save it keeps the largest gap within about twice the best possible.
+    It drops, one at a time, the point whose absence leaves the smallest gap; gaps count from step 0. When it is
+    applied after every save, the largest gap stays within about twice the smallest possible one.
     """
     kept = sorted(steps)
     while len(kept) > keep:
@@ -175,12 +175,12 @@ def spread(steps: list[int], keep: int) -> list[int]:
 
 
 def snapshot(tensors: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
-    """Copies on the CPU."""
+    """Copies of the tensors, on the CPU."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}
 
 
 def _holds(path: Path, step: int, tensors: Tensors) -> bool:
-    """Whether the file already holds exactly these tensors, as it does when a resumed run passes it."""
+    """Whether the file already holds exactly these tensors, as it does where a resumed run repeats steps."""
     try:
         saved = _read(path, step)
     except (DamagedFile, OSError):

@@ -1,15 +1,15 @@
-"""metrics.jsonl: one JSON object a line, appended as training goes.
+"""metrics.jsonl: one JSON object per line, appended during training.
 
 Fields of a row:
-    step      updates done
-    split     "train" (loss of that step's batch) or "validation" (held-out examples)
+    step      number of updates so far
+    split     "train" (the batch of that step) or "validation" (held-out examples)
     loss      mean cross-entropy at labelled positions
-    accuracy  share of labelled positions answered right
+    accuracy  share of labelled positions answered correctly
     lr        learning rate of the last update
     tokens    tokens trained on so far
     seconds   time spent training so far
 Validation rows also have `loss_per_batch` and `accuracy_per_batch`, so that one run gives an interval.
-A line {"resumed_from": s} says that rows before it with a step above s were made again after it.
+A line {"resumed_from": s} says that training went back to step s: earlier rows with a larger step are void.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import IO, Any
 
 
 class MetricsLog:
-    """Appends rows; every row reaches the operating system at once."""
+    """Appends rows, and hands each to the operating system at once."""
 
     def __init__(self, run: Path, resumed_from: int | None = None):
         self.path = run / "metrics.jsonl"
@@ -37,7 +37,7 @@ class MetricsLog:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """Rows of a run in order of step, without those that a resume made again and without a torn line."""
+    """The rows of a run in order of step, without those that a resume made void and without an incomplete last line."""
     path = run / "metrics.jsonl"
     rows: list[dict[str, Any]] = []
     if not path.exists():
@@ -46,7 +46,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
-            continue  # the line a killed process was writing
+            continue  # the process was killed while it wrote this line
         if not isinstance(row, dict):
             continue
         if "resumed_from" in row:

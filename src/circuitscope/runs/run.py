@@ -1,4 +1,4 @@
-"""A run on disk: create it, find the newest, read its config, metrics and checkpoints.
+"""A run on disk: creates one, finds the newest, and reads its config, metrics and checkpoints.
 
 runs/NAME/
   config.yaml  environment.json  status.json  metrics.jsonl
@@ -21,7 +21,6 @@ from filelock import FileLock, Timeout
 
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError, unknown
-from circuitscope.models import HookedLM
 from circuitscope.runs.checkpoints import Checkpoints
 from circuitscope.runs.metrics import read_metrics
 from circuitscope.runs.store import DamagedFile, overwrite_text, write_text
@@ -29,13 +28,15 @@ from circuitscope.runs.store import DamagedFile, overwrite_text, write_text
 if TYPE_CHECKING:
     import pandas as pd
 
+    from circuitscope.models.hooked_lm import HookedLM
+
 State = Literal["created", "running", "finished", "stopped", "diverged", "failed"]
 
 _PACKAGES = ("circuitscope", "torch", "transformer-lens", "numpy", "safetensors")
 
 
 class Run:
-    """A run by its folder: `Run("runs/NAME")`."""
+    """A run, given by its folder: `Run("runs/NAME")`."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -49,23 +50,33 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
 
+    @classmethod
+    def of(cls, run: "Run | str | Path") -> "Run":
+        """The run itself, or the run in this folder."""
+        return run if isinstance(run, Run) else cls(run)
+
     @property
     def name(self) -> str:
         return self.path.name
 
     @cached_property
     def config(self) -> RunConfig:
-        """The resolved config the run was made from; it is written once."""
+        """The complete config of the run, which is written when the run is created and never changes."""
         return RunConfig.load(self.path / "config.yaml")
 
     @property
+    def digest(self) -> str:
+        """The run's identity: a short digest of what determines its weights."""
+        return self.config.digest
+
+    @property
     def environment(self) -> dict[str, Any]:
-        """Versions, device and thread count the run was made with, and when."""
+        """The versions, device and number of threads that the run was started with, and when."""
         return _read_json(self.path / "environment.json")
 
     @property
     def created(self) -> int:
-        """When the run was made, in nanoseconds; 0 if that is lost."""
+        """When the run was created, in nanoseconds since 1970; 0 if that is not known."""
         when = self.environment.get("created")
         return when if isinstance(when, int) else 0
 
@@ -76,7 +87,7 @@ class Run:
 
     @property
     def steps(self) -> list[int]:
-        """Steps with a checkpoint."""
+        """The steps that have a checkpoint."""
         return self.checkpoints.steps()
 
     @property
@@ -86,8 +97,10 @@ class Run:
 
         return pd.DataFrame(read_metrics(self.path))
 
-    def load(self, step: int | None = None) -> HookedLM:
-        """The model with the weights after `step` updates (the last checkpoint unless told), in eval mode."""
+    def load(self, step: int | None = None) -> "HookedLM":
+        """The model with the weights after `step` updates, by default of the last checkpoint, in eval mode."""
+        from circuitscope.models.hooked_lm import HookedLM
+
         if step is None:
             if not self.steps:
                 raise UserError(f"{self.path} has no checkpoints")
@@ -101,7 +114,7 @@ class Run:
         return model.eval()
 
     def write_status(self, state: State, step: int, message: str = "") -> None:
-        """Records how far the run is and how it ended."""
+        """Records how far the run has come, and how it ended."""
         record = {"state": state, "step": step, "message": message, "pid": os.getpid()}
         text = json.dumps(record, indent=1) + "\n"
         try:
@@ -112,7 +125,7 @@ class Run:
             overwrite_text(self.path / "status.json", text)
 
     def lock(self) -> FileLock:
-        """Held while training: a second process that wants to write this run is refused."""
+        """Acquires the lock that a process holds while it trains; a second process is refused."""
         lock = FileLock(self.path / ".lock", timeout=0)
         try:
             lock.acquire()
@@ -129,7 +142,7 @@ def runs_root(root: str | Path | None = None) -> Path:
 
 
 def runs_in(root: str | Path | None = None) -> list[Run]:
-    """All runs below a folder, oldest first by the time they were created (ties by name)."""
+    """All runs in a folder in the order in which they were created; ties are ordered by name."""
     folder = runs_root(root)
     try:
         found = [Run(c.parent) for c in folder.glob("[!.]*/config.yaml") if c.is_file()]
@@ -139,7 +152,7 @@ def runs_in(root: str | Path | None = None) -> list[Run]:
 
 
 def newest_run(root: str | Path | None = None) -> Run:
-    """The run created last. Every command that is given no run means this one."""
+    """The run that was created last. It is what a command uses when no run is named."""
     found = runs_in(root)
     if not found:
         raise UserError(f"no runs in {runs_root(root)}; make one with: circuitscope train")
@@ -149,9 +162,9 @@ def newest_run(root: str | Path | None = None) -> Run:
 def create_run(
     config: RunConfig, *, root: str | Path | None = None, name: str | None = None, **environment: Any
 ) -> Run:
-    """A new run folder, in one step: it appears complete with its config, or not at all.
+    """Creates the folder of a new run in one step: it appears complete with its config, or not at all.
 
-    Without a name it is MIXER-TASK-NUMBER with the next free number. An existing run is never touched.
+    By default its name is MIXER-TASK-NUMBER with the next free number. It never touches an existing run.
     """
     folder = runs_root(root)
     if name is not None and not re.fullmatch(r"[^/\\\0.][^/\\\0]*", name):

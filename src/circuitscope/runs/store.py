@@ -20,11 +20,11 @@ _BLANK = "0" * 64
 
 
 class DamagedFile(Exception):
-    """A file that is not what was written: truncated, altered, or not one of ours."""
+    """A file that is not as it was written: truncated, altered, or not from this package."""
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    """Writes to a temporary name, syncs, renames: at any instant `path` is absent or whole."""
+    """Writes a file of tensors; at any instant `path` is absent or whole."""
     data = _in_order(to_safetensors(tensors, metadata={**metadata, "digest": _BLANK}))
     start = data.index(_digest_field(_BLANK)) + len(b'"digest":"')
     data[start : start + 64] = hashlib.sha256(data).hexdigest().encode()
@@ -32,7 +32,7 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[s
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors and metadata of a file, after checking its digest."""
+    """Checks the digest of a file, and returns its tensors and metadata."""
     data = bytearray(path.read_bytes())
     try:
         metadata = _metadata(data)
@@ -47,8 +47,20 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     return parse_safetensors(bytes(data)), metadata
 
 
+def digest_of(path: Path) -> str:
+    """The digest that stands in a file's header; the tensors are neither read nor checked."""
+    with open(path, "rb") as file:
+        start = file.read(8)
+        size = min(int.from_bytes(start, "little"), os.fstat(file.fileno()).st_size)
+        data = bytearray(start + file.read(size))
+    try:
+        return _metadata(data)["digest"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DamagedFile(f"{path} is damaged: its header cannot be read") from None
+
+
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Atomic write: temporary name in the same folder, fsync, rename, fsync of the folder."""
+    """Writes a file atomically: a temporary name in the same folder, fsync, rename, fsync of the folder."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -63,12 +75,12 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A small text file, atomically."""
+    """Writes a small text file atomically."""
     write_whole(path, lambda file: file.write(text.encode()))
 
 
 def overwrite_text(path: Path, text: str) -> None:
-    """In place, for a disk so full that nothing new fits: an existing small file keeps its block."""
+    """Overwrites a small file in place, which works even on a full disk: the file already has its block."""
     with open(path, "r+b") as file:
         file.write(text.encode())
         file.truncate()

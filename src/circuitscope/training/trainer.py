@@ -20,7 +20,7 @@ import torch
 
 from circuitscope.config import RunConfig
 from circuitscope.errors import RunFailed
-from circuitscope.models import HookedLM
+from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.progress import Progress, Silent
 from circuitscope.runs.checkpoints import CheckpointWriter
 from circuitscope.runs.metrics import MetricsLog, read_metrics
@@ -114,7 +114,7 @@ class Trainer:
         self.task = config.task
         self.step = 0
         self.caught: list[int] = []
-        self.seed = config.train.seed if config.train.data_seed is None else config.train.data_seed
+        self.seed = config.train.batch_seed
 
     def build(self) -> None:
         """Makes the model as the seed determines it, and its optimizer."""

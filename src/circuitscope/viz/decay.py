@@ -11,6 +11,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
 from circuitscope.errors import UserError, shown, unknown
+from circuitscope.viz.registry import figure as figure_of
 from circuitscope.viz.style import COLOURS, Sheet, look, plain, written
 
 CURVES = 8  # profiles in a panel
@@ -19,6 +20,7 @@ DECADES = 8  # that an axis of m(δ) spans at most
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
+@figure_of("decay")
 def decay(frames: Mapping[str, pd.DataFrame], *, factor: str = "phi", layers: Sequence[int] | None = None) -> Sheet:
     """A row for every run and layer: left m(δ) at steps over training, right the rate κ by step.
 
@@ -27,9 +29,9 @@ def decay(frames: Mapping[str, pd.DataFrame], *, factor: str = "phi", layers: Se
     band; R² is that of the exponential.
 
     Args:
-        frames: by name of the run, the table `analysis.over_training.decay` gives.
+        frames: by name of the run, the table `analysis.analysis_table(run, "decay")` gives.
         factor: "phi", or "phi_without_D" where the mixer has that term.
-        layers: all unless told.
+        layers: by default all.
     """
     if not frames:
         raise UserError("a figure of decay needs at least one run")

@@ -9,14 +9,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from circuitscope.analysis.phases.timeline import curve_at, place_name, strongest
+from circuitscope.analysis.scores.registry import shown_in
 from circuitscope.errors import UserError
 from circuitscope.runs.run import Run
 from circuitscope.viz.seeds import Band, Group, groups_of
 from circuitscope.viz.style import COLOURS, GREY, Sheet, look, plain, save, written
 
 Bump = tuple[float, float]
-SCORES = ("binding", "recall", "induction")
-_MEANING = {"induction": "induction on repeated blocks"}
 
 
 def dynamics(
@@ -32,8 +32,8 @@ def dynamics(
     differ in their seed alone are one curve, their mean, with a band from the lowest to the highest.
 
     Args:
-        scores: for each run the table `circuitscope.analyze` gives; drawn is binding, recall and induction, each
-            where it ends highest.
+        scores: for each run the table `circuitscope.analyze` gives; drawn are the scores that are registered for this
+            figure, each where it ends highest.
         bump: first and last step of the loss bump, for one run; or a list, one for each run.
         together: whether runs that differ in their seed alone are one curve.
     """
@@ -45,8 +45,13 @@ def dynamics(
         raise UserError(f"scores and bumps are one for each of {len(runs)} runs, got {len(tables)} and {len(bumps)}")
     groups = groups_of(runs, together)
     kept: list[dict[str, Any]] = []
-    names = [s for s in SCORES if any(t is not None and (t.score == s).any() for t in tables)]
-    panels = names if len(groups) > 1 else ["scores"] if names else []
+    labels = {
+        name: name.replace("_", " ") + (" on repeated blocks" if score.on == "repeats" else "")
+        for score in shown_in("dynamics")
+        for name in score.means
+        if any(t is not None and (t.score == name).any() for t in tables)
+    }
+    panels = list(labels.values()) if len(groups) > 1 else ["scores"] if labels else []
     heights = [2.5, 2.5, *[1.7 if len(panels) > 1 else 2.3] * len(panels)]
     with look():
         figure = Sheet(
@@ -58,17 +63,18 @@ def dynamics(
         pen = _Pen(kept)
         for group, colour in zip(groups, COLOURS * len(groups), strict=False):
             _draw_metrics(pen, loss, accuracy, group, colour)
-            for i, name in enumerate(names):
+            for i, (name, label) in enumerate(labels.items()):
                 if len(groups) == 1:
-                    _draw_score(pen, rest[0], group, tables, name, COLOURS[i], _MEANING.get(name, name))
+                    _draw_score(pen, rest[0], group, tables, name, COLOURS[i % len(COLOURS)], label)
                 else:
                     _draw_score(pen, rest[i], group, tables, name, colour, group.label)
         _draw_chance(accuracy, runs)
         shaded = _shade([loss, accuracy, *rest], groups, bumps)
         loss.set_ylabel("loss")
         accuracy.set(ylabel="query accuracy", ylim=(-0.02, 1.02))
-        for axes, name in zip(rest, panels, strict=True):
-            axes.set(ylabel=_MEANING.get(name, name).replace(" on ", "\non "), ylim=(-0.02, 1.02))
+        for axes, label in zip(rest, panels, strict=True):
+            drawn = axes.dataLim
+            axes.set(ylabel=label.replace(" on ", "\non "), ylim=(min(-0.02, drawn.y0), max(1.02, drawn.y1)))
             axes.legend(frameon=False)
         [loss, accuracy, *rest][-1].set_xlabel("step")
         loss.legend(handles=[*loss.get_legend_handles_labels()[0], *shaded], frameon=False)
@@ -138,8 +144,6 @@ def _draw_score(
     colour: str,
     label: str,
 ) -> None:
-    from circuitscope.analysis.timeline import curve_at, place_name, strongest
-
     curves, places = [], []
     for i in group.at:
         table = tables[i]

@@ -19,9 +19,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from circuitscope.analysis.pictures.choice import Entries
 from circuitscope.errors import UserError, unknown
-from circuitscope.tasks import Role
-from circuitscope.viz.panels import Panel
+from circuitscope.viz.roles import role_look
 from circuitscope.viz.style import DIVERGING, DPI, GREY, SEQUENTIAL, Sheet, look
 
 Scale = Literal["signed", "share", "log"]
@@ -40,8 +40,29 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
+class Panel:
+    """One matrix to draw.
+
+    Args:
+        values: [dest, src], or [pos] for a factor that is diagonal.
+        head: which head or channel it is of, or what mean of them, in words.
+        entries: whether they have either sign, are means of |Φ|, or are shares of their rows.
+    """
+
+    values: Float[Array, "..."]
+    factor: str
+    head: str = ""
+    step: int | None = None
+    entries: Entries = "signed"
+
+    @property
+    def diagonal(self) -> bool:
+        return self.values.ndim == 1
+
+
+@dataclass(frozen=True)
 class Axis:
-    """What stands along both axes: a token number and a role a position; either may be missing."""
+    """What stands along both axes: the token and the role of each position; either may be missing."""
 
     tokens: Sequence[int] | None = None
     roles: Sequence[int] | None = None
@@ -56,14 +77,14 @@ def heatmap(
     marks: Mapping[str, tuple[Sequence[int], Sequence[int]]] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Sheet:
-    """Panels side by side: steps in columns where there are several, else factors, else heads in rows of four.
+    """Panels side by side: a column for each step or, of one step, for each factor; else heads in rows of four.
 
     Panels of one factor share their colours, so they can be compared.
 
     Args:
         panels: matrices to draw; a bare [dest, src] array is one.
-        scale: signed, colours centred on 0; share, |Φ_ij| / Σ_j |Φ_ij|; log, |Φ| over at most 5 decades. Attention,
-            and means of |Φ|, are drawn as shares unless told, all else signed.
+        scale: signed, colours centred on 0; share, |Φ_ij| / Σ_j |Φ_ij|; log, |Φ| over at most 5 decades. By
+            default attention and means of |Φ| are drawn as shares, all else signed.
         marks: edges to point at, by name: destinations and sources.
         about: columns to put before the numbers in the figure's `data`, such as the run.
     """
@@ -82,8 +103,8 @@ def heatmap(
 
 
 def default_scale(panels: Sequence[Panel]) -> Scale:
-    """share for attention and for means of |Φ|, which have no sign; signed for all else."""
-    return "share" if all(p.factor == "pattern" or p.head.startswith("mean |") for p in panels) else "signed"
+    """share for rows of shares and for means of |Φ|, which have no sign; signed for all else."""
+    return "signed" if any(p.entries == "signed" for p in panels) else "share"
 
 
 def as_drawn(panel: Panel, scale: Scale) -> Float[Array, "..."]:
@@ -135,7 +156,7 @@ def labelled(axis: Axis, length: int, spacing: float) -> list[int]:
     order = range(length)
     if axis.roles is not None:
         roles = axis.roles
-        order = sorted(order, key=lambda i: (roles[i] in (Role.FILLER, Role.BLOCK), i))  # type: ignore[assignment]
+        order = sorted(order, key=lambda i: (role_look(roles[i]).quiet, i))  # type: ignore[assignment]
     chosen: list[int] = []
     taken = np.full(length, False)
     reach = int(np.ceil(spacing)) // 2 * 2  # of keys and values in turn both are labelled
@@ -314,7 +335,7 @@ class _Layout:
         strip.spines[:].set_visible(False)
         strip.set_label(f"roles {which}")
         if self.axis.roles is not None:
-            rgb = np.array([to_rgb(Role(int(r)).colour) for r in self.axis.roles])
+            rgb = np.array([to_rgb(role_look(r).colour) for r in self.axis.roles])
             strip.imshow(rgb[None] if which == "x" else rgb[:, None], interpolation="none", aspect="auto")
         elif which == "x":
             strip.set_xlim(-0.5, self.length - 0.5)
@@ -331,11 +352,10 @@ class _Layout:
         texts = [str(self.axis.tokens[i]) for i in shown]
         ticks = strip.set_xticks(shown, texts, rotation=90) if which == "x" else strip.set_yticks(shown, texts)
         for i, tick in zip(shown, ticks, strict=True):
-            role = Role(int(self.axis.roles[i])) if self.axis.roles is not None else None
-            label = tick.label1
-            label.set_color("#7F7F7F" if role is None or role == Role.FILLER else role.colour)
-            if role in (Role.KEY, Role.VALUE, Role.QUERY):
-                label.set_fontweight("bold")
+            role = role_look(self.axis.roles[i]) if self.axis.roles is not None else None
+            tick.label1.set_color("#7F7F7F" if role is None or role.quiet else role.colour)
+            if role is not None and not role.quiet:
+                tick.label1.set_fontweight("bold")
 
     def _bar(
         self,
@@ -364,11 +384,11 @@ class _Layout:
         elif self.scale != "log":
             bar.locator, bar.formatter = MaxNLocator(5), FuncFormatter(lambda x, _: f"{x:.3g}")
             bar.update_ticks()
-        if self.scale == "share" and panel.factor == "pattern":
-            text = "attention"
+        if self.scale == "share" and panel.entries == "shares":
+            text = "share of the row"
         else:
             text = SCALES["signed" if panel.diagonal and self.scale == "share" else self.scale]
-        text = text if panel.factor in ("", "phi", "pattern") else text.replace("Φ", f"Φ {panel.factor}", 1)
+        text = text if panel.factor in ("", "phi") else text.replace("Φ", f"Φ {panel.factor}", 1)
         bar.set_label(text, size=7.5, labelpad=1 if self.below else 3)
 
     def _range_of(self, axes: Axes, norm: Normalize) -> None:
@@ -379,8 +399,8 @@ class _Layout:
     def _legend(self, figure: Sheet) -> None:
         handles: list[Any] = []
         if self.axis.roles is not None:
-            present = sorted({Role(int(r)) for r in self.axis.roles}, key=lambda role: (role == Role.FILLER, role))
-            handles += [Patch(color=role.colour, label=role.name) for role in present]
+            present = [role_look(number) for number in sorted({int(r) for r in self.axis.roles})]
+            handles += [Patch(color=r.colour, label=r.name) for r in sorted(present, key=lambda r: r.quiet)]
         for name, marker in zip(self.marks, _MARKERS, strict=False):
             handles.append(Line2D([], [], marker=marker, ls="", mfc="none", mec="black", ms=5, mew=0.8, label=name))
         if handles:
@@ -396,7 +416,7 @@ class _Layout:
             )
 
     def table(self, about: dict[str, Any]) -> pd.DataFrame:
-        """One row an entry of the causal half: value, and what was drawn for it."""
+        """One row for each entry of the causal half: its value, and what was drawn for it."""
         frames = []
         for p in self.panels:
             drawn = as_drawn(p, self.scale)
@@ -427,5 +447,5 @@ def _array(matrix: Any) -> Array:
 def _checked(axis: Axis, length: int) -> Axis:
     for name, along in (("tokens", axis.tokens), ("roles", axis.roles)):
         if along is not None and len(along) != length:
-            raise UserError(f"{name} must be one a position: {length} of them, got {len(along)}")
+            raise UserError(f"{name} must be given for each position: expected {length} of them, got {len(along)}")
     return axis

@@ -1,4 +1,4 @@
-"""What probes read: by hook and role at the last checkpoint, and over training steps."""
+"""The figure of a probe: its accuracy by hook and role at the last checkpoint, and over training steps."""
 
 from collections.abc import Sequence
 
@@ -15,11 +15,11 @@ _COLUMNS = ["run", "step", "layer", "hook", "role", "accuracy", "low", "high", "
 def probes(frame: pd.DataFrame, *, bump: tuple[float, float] | None = None) -> Sheet:
     """Accuracy with its 95% interval above, selectivity below; by hook on the left, over steps on the right.
 
-    Colours are roles, line styles are hooks, dotted grey is chance. With one checkpoint there is no right side.
+    Colours show roles, line styles show hooks, dotted lines show chance. With one checkpoint there is no right side.
 
     Args:
         frame: rows of one probe, as `analysis.probes.probe` gives them.
-        bump: onset and end, in steps, of a stretch to shade.
+        bump: the first and last step of a stretch to shade.
     """
     if not len(frame):
         raise UserError("there are no results of a probe to draw")

@@ -1,45 +1,47 @@
 """Circuit scores over training, a panel each: every place of one run, or the best place of several."""
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from circuitscope.analysis.phases.timeline import at_places, curve_at, place_name, strongest
+from circuitscope.analysis.scores.registry import shown_in
 from circuitscope.errors import UserError, unknown
+from circuitscope.viz.registry import figure as figure_of
 from circuitscope.viz.style import COLOURS, Sheet, look, plain, written
 
-SHOWN = {
-    "binding": "binding: at a value, on its key",
-    "recall": "recall: at a query, on the bound value",
-    "value": "value: at a query, on all values",
-    "previous_token": "previous token",
-    "induction": "induction, on repeated blocks",
-    "duplicate": "duplicate token, on repeated blocks",
-}
 NAMED = 6  # places with a colour of their own
 
 
+@figure_of("scores")
 def scores(frames: Mapping[str, pd.DataFrame], *, names: Sequence[str] | None = None) -> Sheet:
-    """A panel a score, its value over steps with a band of ± a standard error.
+    """A panel for each score, its value over steps with a band of ± a standard error.
 
-    Of one run every place is drawn: heads of attention, whole layers by factor where heads are channels; those beyond
-    the six that end highest in grey. Of several runs the place of each where the score ends highest.
+    Of one run every place is drawn: heads, or whole layers by factor where the units are channels; those beyond the
+    six that end highest in grey. Of several runs the place of each where the score ends highest.
 
     Args:
         frames: by name of the run, the table `circuitscope.analyze` gives.
-        names: of scores; all that the runs have unless told.
+        names: of scores; by default all that the runs have.
     """
     if not frames:
         raise UserError("a figure of scores needs at least one run")
-    have = [s for s in SHOWN if any((frame.score == s).any() for frame in frames.values())]
+    have = {
+        name: (meaning, score.edges is not None)
+        for score in shown_in("figure")
+        for name, meaning in score.means.items()
+        if any((frame.score == name).any() for frame in frames.values())
+    }
     for name in names or ():
         if name not in have:
             raise unknown("score", name, have)
-    chosen = list(names) if names else have
+    chosen = list(names or have)
     if not chosen:
-        raise UserError("the runs have no scores over edges to draw")
+        raise UserError("the runs have no scores to draw")
     columns = min(len(chosen), 3)
     lines = -(-len(chosen) // columns)
     kept: list[pd.DataFrame] = []
@@ -56,14 +58,17 @@ def scores(frames: Mapping[str, pd.DataFrame], *, names: Sequence[str] | None = 
                 _places(axes, frame, score, run, kept)
             else:
                 _runs(axes, frames, score, kept)
-            axes.set(title=SHOWN[score], ylim=(-0.02, 1.02))
+            meaning, of_edges = have[score]
+            axes.set_title(fill(f"{score.replace('_', ' ')}: {meaning}", 46))
             axes.set_xlabel("step")
-            axes.set_ylabel("share of the weight")
+            axes.set_ylabel("share of the weight" if of_edges else "value")
             plain(axes)
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(frameon=False, fontsize=6.5)
             axes.label_outer()
             axes.tick_params(labelbottom=True)
+        drawn = [axes.dataLim for axes in grid[: len(chosen)]]
+        grid[0].set_ylim(min(-0.02, *(d.y0 for d in drawn)), max(1.02, *(d.y1 for d in drawn)))  # which all share
         for axes in grid[len(chosen) :]:
             axes.set_visible(False)
         figure.suptitle(
@@ -73,13 +78,9 @@ def scores(frames: Mapping[str, pd.DataFrame], *, names: Sequence[str] | None = 
 
 
 def _places(axes: Axes, frame: pd.DataFrame, score: str, run: str, kept: list[pd.DataFrame]) -> None:
-    from circuitscope.analysis.timeline import place_name
-
-    rows = frame[(frame.score == score) & (frame.weighting != "signed")]
-    rows = rows[(rows.factor == "pattern") == rows["head"].notna()]
     curves = [
         (place_name(of.iloc[0]), of.sort_values("step"))
-        for _, of in rows.groupby(["layer", "head", "factor"], dropna=False, sort=True)
+        for _, of in at_places(frame, score).groupby(["layer", "head", "factor"], dropna=False, sort=True)
     ]
     if not curves:
         return
@@ -93,8 +94,6 @@ def _places(axes: Axes, frame: pd.DataFrame, score: str, run: str, kept: list[pd
 
 
 def _runs(axes: Axes, frames: Mapping[str, pd.DataFrame], score: str, kept: list[pd.DataFrame]) -> None:
-    from circuitscope.analysis.timeline import curve_at, place_name, strongest
-
     for (run, frame), colour in zip(frames.items(), COLOURS * len(frames), strict=False):
         place = strongest(frame, score)
         if place is not None:

@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from circuitscope.config import differ_in_seed_alone
 from circuitscope.runs.run import Run
-
-_NO_MATTER = {"seed", "data_seed", "threads", "device", "tensorboard", "wandb"}
-_WHEN_SAVED = {"save_every", "save_schedule", "resume_every", "keep_resume", "log_every", "eval_every"}
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
 class Band:
-    """A curve with what lies around it."""
+    """A curve between a lower and an upper one."""
 
     step: Array
     value: Array
@@ -27,7 +25,7 @@ class Band:
 
     @staticmethod
     def over(curves: Sequence[tuple[Iterable[float], Iterable[float]]]) -> "Band":
-        """Mean, lowest and highest of several curves at the steps that all of them have."""
+        """The mean, the lowest and the highest of several curves, at the steps that all of them have."""
         frames = [pd.Series(np.asarray(list(v), float), index=np.asarray(list(s), float)) for s, v in curves]
         both = pd.concat([f[~f.index.duplicated(keep="last")] for f in frames], axis=1, join="inner").sort_index()
         found = both.to_numpy(float)
@@ -36,7 +34,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Group:
-    """One run, or several that differ in their seed; `at` are their places among the runs given."""
+    """One run, or several that differ in their seed alone; `at` are their places among the runs given."""
 
     label: str
     runs: tuple[Run, ...]
@@ -44,19 +42,16 @@ class Group:
 
 
 def groups_of(runs: Sequence[Run], together: bool = True) -> list[Group]:
-    """Runs in their order, those with the same config but for distinct seeds as one (unless not `together`)."""
-    found: dict[str, list[int]] = {}
-    seeds: dict[str, set[tuple[Any, Any]]] = {}
+    """Groups runs in their order; with `together`, those that differ in their seed alone form one group."""
+    found: list[list[int]] = []
     for i, run in enumerate(runs):
-        config = run.config.model_dump(mode="json")
-        seed = (config["train"]["seed"], config["train"]["data_seed"])
-        config["train"] = {k: v for k, v in config["train"].items() if k not in _NO_MATTER | _WHEN_SAVED}
-        key = repr(config)
-        if not together or seed in seeds.get(key, set()):
-            key = f"{i} {key}"  # the same seed once more is no other seed
-        found.setdefault(key, []).append(i)
-        seeds.setdefault(key, set()).add(seed)
-    return [Group(_label([runs[i] for i in at]), tuple(runs[i] for i in at), tuple(at)) for at in found.values()]
+        fits = (at for at in found if all(differ_in_seed_alone(run.config, runs[j].config) for j in at))
+        group = next(fits, None) if together else None
+        if group is None:
+            found.append([i])
+        else:
+            group.append(i)
+    return [Group(_label([runs[i] for i in at]), tuple(runs[i] for i in at), tuple(at)) for at in found]
 
 
 def _label(runs: Sequence[Run]) -> str:

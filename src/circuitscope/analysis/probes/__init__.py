@@ -1,6 +1,7 @@
-"""Linear probes: what can be read from an activation or a state, and whether the model uses it.
+"""Linear probes: what a linear map can read from an activation or a state, and whether the model uses it.
 
-`fit` takes arrays from anywhere; `probe` runs a definition on every checkpoint of a run.
+`fit` takes arrays from anywhere, `probe` runs a definition on every checkpoint of a run, and `target` registers what to
+decode.
 """
 
 from circuitscope.analysis.probes.activations import collect as collect
@@ -16,3 +17,4 @@ from circuitscope.analysis.probes.over_run import probe_model as probe_model
 from circuitscope.analysis.probes.removal import remove as remove
 from circuitscope.analysis.probes.targets import TARGETS as TARGETS
 from circuitscope.analysis.probes.targets import examples_of as examples_of
+from circuitscope.analysis.probes.targets import target as target

@@ -1,7 +1,7 @@
 """Probe definitions: small YAML files that say what to decode, where, from which hooks and how.
 
-Those that come with the package are found by name from any folder: in the installed package, or in
-`probes/` of the repository it is installed from.
+Definitions that come with the package have names that work in any folder. They are in the installed package, or in
+`probes/` of the repository from which it is installed.
 """
 
 from pathlib import Path
@@ -23,23 +23,29 @@ _FOLDERS = (Path(__file__).with_name("definitions"), Path(__file__).parents[4] /
 class Definition(Section):
     """What a probe file holds; probes/README.md explains each field."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="the file's name unless told")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="name of the probe; the file's name by default"
+    )
     about: str = Field(default="", description="one sentence for the list of probes")
-    target: str = Field(description="what is decoded")
-    roles: tuple[str, ...] | Literal["each"] = Field(description="roles of the positions, or each: every role there is")
+    target: str = Field(description="what to decode")
+    roles: tuple[str, ...] | Literal["each"] = Field(
+        description="roles of the positions, or each: every role that has the target"
+    )
     at: Literal["own", "before", "context-end"] = Field(
         default="own",
         description="where the activation is read: at the position itself, one before it,"
         " or at the last position of the context",
     )
     hooks: tuple[str, ...] = Field(
-        default=("blocks.*.hook_resid_post",), min_length=1, description="hook names; * for any part"
+        default=("blocks.*.hook_resid_post",), min_length=1, description="hook names; * stands for any part of a name"
     )
     model: str = Field(description="logistic, ridge, embedding or candidates")
-    candidates: str | None = Field(default=None, description="context, sequence or vocabulary, for token targets")
+    candidates: str | None = Field(
+        default=None, description="for token targets, where to choose from: context, sequence or vocabulary"
+    )
     control: Literal["shuffled", "none"] = Field(default="shuffled", description="the control task")
-    read_out: bool = Field(default=False, description="read hook_state through the mixer's own C or q at the position")
-    per_sequence: int = Field(default=8, ge=1, description="at most so many positions of a role in a sequence")
+    read_out: bool = Field(default=False, description="read a state by the mixer's own C or q at the position")
+    per_sequence: int = Field(default=8, ge=1, description="positions of a role per sequence, at most")
 
     @field_validator("roles", "hooks", mode="before")
     @classmethod
@@ -48,11 +54,9 @@ class Definition(Section):
 
     @model_validator(mode="after")
     def _names_exist(self) -> "Definition":
-        if self.target not in TARGETS:
-            raise unknown("target", self.target, TARGETS)
+        target = TARGETS[self.target]
         if self.model not in MODELS:
             raise unknown("model", self.model, MODELS)
-        target = TARGETS[self.target]
         if self.model not in target.models:
             raise UserError(
                 f"target {self.target} is a {target.kind}, which the model '{self.model}' does not decode;"
@@ -71,7 +75,7 @@ class Definition(Section):
 
     @staticmethod
     def parse(data: Any, name: str = "probe", source: str = "") -> "Definition":
-        """From plain data; what is wrong comes back as one line."""
+        """A definition from plain data; an error is one line that says what is wrong."""
         before = f"{source}: " if source else ""
         if not isinstance(data, dict):
             raise UserError(f"{before}a probe is a mapping with target, roles and model, got {type(data).__name__}")
@@ -84,7 +88,7 @@ class Definition(Section):
 
     @staticmethod
     def load(name: "str | Path | Definition") -> "Definition":
-        """By name, or from a file."""
+        """A definition by name, or from a file."""
         if isinstance(name, Definition):
             return name
         path = Path(name)
@@ -102,5 +106,5 @@ def shipped() -> dict[str, Path]:
     """The definitions that come with the package, by name."""
     folder = next((f for f in _FOLDERS if f.is_dir()), None)
     if folder is None:
-        raise UserError("the probe definitions are not where they belong; install the package again, or give a file")
+        raise UserError("the package has no folder of probe definitions; install it again, or give a file")
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}

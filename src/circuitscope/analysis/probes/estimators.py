@@ -1,7 +1,7 @@
-"""Probes for vocabularies of thousands, as scikit-learn estimators: the label is a token, told apart by its embedding.
+"""Probes for vocabularies of thousands of tokens, as scikit-learn estimators that know a token by its embedding.
 
-Both predict a token of a candidate set. A set is a row of token numbers; negative entries are empty
-places. Without candidates the whole vocabulary is the set.
+Both predict one token of a candidate set. A set is a row of token numbers, where negative entries are empty places.
+Without candidates the set is the whole vocabulary.
 """
 
 from collections.abc import Iterator
@@ -29,12 +29,12 @@ class EmbeddingRidge(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     With ē the mean embedding of the training labels, W and b minimize Σ ‖W x + b − (E[y] − ē)‖² + α ‖W‖²,
     α chosen by leave-one-out error; the prediction is the candidate c with the largest
-    cos(W x + b, E[c] − ē). The map is learned on some tokens and is tested on others: a label never seen
-    in training can be right.
+    cos(W x + b, E[c] − ē). The map is learned on some tokens and tested on others, so it can predict a label that
+    it never saw in training.
 
     Args:
         embedding: E [token, d_embed].
-        alphas: the α to choose from.
+        alphas: the values of α to choose from.
     """
 
     def __init__(self, embedding: Any = None, alphas: Any = ALPHAS):
@@ -42,7 +42,7 @@ class EmbeddingRidge(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.alphas = alphas
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> "EmbeddingRidge":
-        """X [example, feature] and token numbers y [example]."""
+        """Learns from X [example, feature] and token numbers y [example]."""
         x, labels = validate_data(self, X, y, dtype=[np.float64, np.float32])
         E, tokens = _embedding(self.embedding), _tokens(labels, self.embedding)
         self.classes_ = np.unique(tokens)
@@ -65,13 +65,13 @@ class CandidateSet(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         p(c | x) = softmax over the candidates c of xᵀ W (E[c] − ē) / s,
 
-    ē and s the mean and the root mean square deviation of the embeddings of the training candidates. W
+    where ē and s are the mean and the root mean square deviation of the embeddings of the training candidates. W
     minimizes Σ −log p(y | x) + α/2 ‖W‖², which is convex.
 
     Args:
         embedding: E [token, d_embed].
         alpha: strength of the penalty.
-        max_iter: bound on the steps of L-BFGS.
+        max_iter: how many steps L-BFGS may take.
     """
 
     def __init__(self, embedding: Any = None, alpha: float = 10.0, max_iter: int = 200):
@@ -80,7 +80,7 @@ class CandidateSet(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.max_iter = max_iter
 
     def fit(self, X: ArrayLike, y: ArrayLike, candidates: ArrayLike | None = None) -> "CandidateSet":
-        """X [example, feature], token numbers y [example], and the set of each example [example, candidate]."""
+        """Learns from X [example, feature], token numbers y [example] and candidates [example, candidate]."""
         x, labels = validate_data(self, X, y, dtype=[np.float64, np.float32])
         if candidates is None:
             raise UserError("the model 'candidates' is trained on candidate sets; expected candidates [example, set]")

@@ -1,7 +1,7 @@
-"""One linear probe: how well labels are read from activations, on sequences it was not trained on.
+"""One linear probe: how well it reads labels from activations, on sequences it was not trained on.
 
-Arrays in, one `Fit` out; where they come from does not matter. Standardized features, a split by
-sequence, a control task, the baselines, and an interval from resampled sequences.
+Arrays come in, from anywhere, and one `Fit` comes out. `fit` standardizes the features, splits by sequence, fits a
+control task too, and computes baselines and an interval from resampled sequences.
 """
 
 import warnings
@@ -25,20 +25,20 @@ Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
 MODELS = ("logistic", "ridge", "embedding", "candidates")
-PER_CLASS = 5  # training examples a class that a logistic probe needs, on average
+PER_CLASS = 5  # training examples per class that a logistic probe needs, on average
 _RESAMPLES = 1000
 _SMALL = 512  # features up to which one thread is faster than several that wait for each other
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How well a probe reads its labels from sequences held out.
+    """How well a probe reads its labels on held-out sequences.
 
-    `accuracy` is a share of right answers, or R² where `metric` says "r2"; `low` and `high` bound 95% of
-    it over resampled test sequences. `control` is what the same probe reaches on the control task,
-    `majority` the best constant answer (of a candidate set: always the same place), `chance` a blind
-    guess. `estimator` is the fitted pipeline: StandardScaler, then the model. `covariance` is that of
-    activations and labels [feature, output] in the training examples.
+    `accuracy` is the share of right answers, or R² where `metric` is "r2"; `low` and `high` are its 95% interval over
+    resampled test sequences. `control` is what the same probe reaches on the control task, `majority` what the best
+    constant answer reaches (of a candidate set: always the same place), `chance` what a blind guess reaches.
+    `estimator` is the fitted pipeline: StandardScaler, then the model. `covariance` [feature, output] is the covariance
+    of activations and labels over the training examples.
     """
 
     metric: Literal["accuracy", "r2"]
@@ -62,10 +62,9 @@ class Fit:
     def directions(self, count: int | None = None) -> Floats:
         """Orthonormal directions [direction, feature] in which the activations vary with the label.
 
-        They are the first left singular vectors of Cov(x, y) over the training examples, y being the label's
-        embedding, its vector, or one entry a class; unless told, as many as hold 99% of the squared
-        covariance. Without all of them no linear probe can read y at all, which does not hold for the rows
-        of the probe's own W.
+        They are the first left singular vectors of Cov(x, y) over the training examples, where y is the label's
+        embedding, its vector, or one entry per class; by default as many as hold 99% of the squared covariance. Once
+        all of them are removed, no linear probe can read y. That is not so for the rows of the probe's own W.
         """
         left, size, _ = np.linalg.svd(self.covariance, full_matrices=False)
         if count is None:
@@ -73,14 +72,14 @@ class Fit:
         return _first(left, count)
 
     def control_directions(self, count: int) -> Floats | None:
-        """The same for the labels of the control task; None where there was none."""
+        """The same for the labels of the control task; None where no control was fitted."""
         if self.control_covariance is None:
             return None
         return _first(np.linalg.svd(self.control_covariance, full_matrices=False)[0], count)
 
 
 class TooFewExamples(UserError):
-    """A classifier with more classes than its examples can teach."""
+    """There are too few training examples for the number of classes."""
 
     def __init__(self, have: int, need: int, message: str):
         super().__init__(message)
@@ -109,21 +108,21 @@ def fit(
     """Fits a linear probe on some sequences and tests it on others.
 
     Args:
-        activations: [example, feature]; or [batch, pos, …] with labels [batch, pos], one group a row.
+        activations: [example, feature]; or [batch, pos, …] with labels [batch, pos], one group per row.
         labels: [example]: classes, or token numbers for "embedding" and "candidates"; vectors
             [example, d] for "ridge".
         model: "logistic", "ridge" (vectors, scored by R²), "embedding" (ridge onto the label's
             embedding, nearest candidate), "candidates" (bilinear score, softmax over the candidates); or
             any scikit-learn estimator, which is cloned.
-        groups: the sequence of each example. None of them is both in the training and in the test set.
-        candidates: [example, set] tokens to choose from, negative where empty; the vocabulary if left out.
+        groups: the sequence of each example. No sequence is both in the training set and in the test set.
+        candidates: [example, set] tokens to choose from, negative where empty; by default the vocabulary.
         embedding: [token, d_embed], for "embedding" and "candidates".
-        identities: what a control label depends on, [example], usually the token at the position.
+        identities: [example], what a control label depends on, usually the token at the position.
         control: whether to fit the control task too. For token labels it is the same task with the rows
             of the embedding shuffled among the tokens in use; otherwise every identity gets the label
-            of a random example (without identities, every example its own).
-        test: share of the groups to test on, or which examples to test on.
-        seed: of the split, the control and the interval.
+            of a random example (without identities, every example gets one).
+        test: the share of the groups to test on, or a mask of the examples to test on.
+        seed: for the split, the control and the interval.
     """
     X, y, groups = _examples(activations, labels, groups)
     sets = None if candidates is None else _array(candidates)
@@ -133,7 +132,7 @@ def fit(
         sets = sets.reshape(-1, sets.shape[-1])
     for name, given in {"identities": who, "candidates": sets}.items():
         if given is not None and len(given) != len(X):
-            raise UserError(f"{name} are of {len(given)} examples, the activations of {len(X)}")
+            raise UserError(f"{name} are for {len(given)} examples, the activations for {len(X)}")
     rng = np.random.default_rng(seed)
     held = _held_out(test, groups, rng)
     task = _Task(X, y, groups, held, sets)
@@ -175,7 +174,7 @@ class _Task:
     sets: Ints | None
 
     def score(self, estimator: Any) -> tuple[Floats, Floats, Pipeline]:
-        """Σ of errors and of what they are out of, by test sequence; and the fitted pipeline."""
+        """Per test sequence the sum of errors and what that sum is a part of; and the fitted pipeline."""
         train, held, sets = ~self.held, self.held, self.sets
         pipeline = Pipeline([("scale", StandardScaler()), ("probe", clone(estimator))])
         at_fit = {} if sets is None or not isinstance(estimator, CandidateSet) else {"probe__candidates": sets[train]}
@@ -194,7 +193,7 @@ class _Task:
         return np.bincount(sequence, lost).astype(float), np.bincount(sequence, of).astype(float), pipeline
 
     def covariance(self, estimator: Any) -> Floats:
-        """Of activations and labels [feature, output] over the training examples; a class counts by √ of its share."""
+        """Cov(activation, label) [feature, output] over the training examples; a class is divided by √ of its share."""
         x, y = self.X[~self.held], self.y[~self.held]
         x = x - x.mean(axis=0)
         if isinstance(estimator, EmbeddingRidge | CandidateSet):
@@ -212,7 +211,7 @@ def _squares(x: Floats) -> Floats:
 
 
 def _examples(activations: ArrayLike, labels: ArrayLike, groups: ArrayLike | None) -> tuple[Floats, Array, Ints]:
-    """Activations [example, feature], labels, the number of each example's group."""
+    """Activations [example, feature], labels, and the number of each example's group."""
     X, y = _array(activations), _array(labels)
     if X.dtype.kind not in "fiu" or X.ndim < 2:
         raise UserError(f"expected activations [example, feature] as numbers, got {X.dtype} {X.shape}")
@@ -225,7 +224,7 @@ def _examples(activations: ArrayLike, labels: ArrayLike, groups: ArrayLike | Non
     of = np.arange(len(X)) if groups is None else _array(groups).reshape(-1)
     for name, given in {"labels": y, "groups": of}.items():
         if len(given) != len(X):
-            raise UserError(f"{name} are of {len(given)} examples, the activations of {len(X)}")
+            raise UserError(f"{name} are for {len(given)} examples, the activations for {len(X)}")
     if not len(X):
         raise UserError("there are no examples")
     X = X if X.dtype == np.float32 else X.astype(np.float64)
@@ -235,7 +234,7 @@ def _examples(activations: ArrayLike, labels: ArrayLike, groups: ArrayLike | Non
 
 
 def _array(given: Any) -> Array:
-    """An array, of a tensor too."""
+    """An array from an array, a list or a tensor."""
     if isinstance(given, torch.Tensor):
         given = given.detach().cpu()
         given = given.float() if given.dtype is torch.bfloat16 else given
@@ -243,7 +242,7 @@ def _array(given: Any) -> Array:
 
 
 def _held_out(test: float | ArrayLike, groups: Ints, rng: np.random.Generator) -> Bools:
-    """Which examples are tested on."""
+    """Which examples to test on."""
     n = int(groups.max()) + 1
     chosen = _array(test)
     if chosen.ndim == 0:
@@ -284,7 +283,7 @@ def _estimator(model: Any, E: Floats | None) -> Any:
 
 
 def _check(task: _Task, estimator: Any) -> None:
-    """Refuses labels from which nothing can be learned."""
+    """Refuses labels from which a probe can learn nothing."""
     y = task.y[~task.held]
     if is_regressor(estimator):
         if task.y.dtype.kind not in "fiu" or not np.isfinite(task.y).all():
@@ -293,7 +292,7 @@ def _check(task: _Task, estimator: Any) -> None:
             raise UserError("the label is the same vector in all training examples: there is nothing to decode")
         return
     if y.ndim != 1:
-        raise UserError(f"expected one label an example, got labels {task.y.shape}; for vectors use the model 'ridge'")
+        raise UserError(f"expected one label per example, got labels {task.y.shape}; for vectors use the model 'ridge'")
     if task.y.dtype.kind == "f":
         raise UserError("the labels are real numbers; expected classes, or the model 'ridge'")
     classes = len(np.unique(y))
@@ -305,7 +304,7 @@ def _check(task: _Task, estimator: Any) -> None:
             len(y),
             need,
             f"{len(y)} training examples are too few for {classes} classes: {type(estimator).__name__} needs at least"
-            f" {PER_CLASS} a class, {need} in all (for tokens there is the model 'embedding')",
+            f" {PER_CLASS} per class, {need} in all (for tokens there is the model 'embedding')",
         )
     if task.sets is not None and not (task.sets == task.y[:, None]).any(axis=1).all():
         wrong = int((task.sets == task.y[:, None]).any(axis=1).argmin())
@@ -313,7 +312,7 @@ def _check(task: _Task, estimator: Any) -> None:
 
 
 def _control(task: _Task, estimator: Any, identities: Array | None, rng: np.random.Generator) -> tuple[_Task, Any]:
-    """The same probe on labels that say nothing of the task, each token keeping one."""
+    """The same probe on labels that say nothing about the task; each token keeps one label."""
     if isinstance(estimator, EmbeddingRidge | CandidateSet):
         E = np.array(estimator.embedding)
         used = np.unique(task.y if task.sets is None else task.sets[task.sets >= 0])
@@ -327,7 +326,7 @@ def _control(task: _Task, estimator: Any, identities: Array | None, rng: np.rand
 
 
 def _baselines(task: _Task, E: Floats | None) -> tuple[float, float]:
-    """The best constant answer, and a blind guess."""
+    """What the best constant answer reaches, and what a blind guess reaches."""
     train, held = ~task.held, task.held
     if task.sets is not None:
         place = (task.sets == task.y[:, None]).argmax(axis=1)
@@ -338,7 +337,7 @@ def _baselines(task: _Task, E: Floats | None) -> tuple[float, float]:
 
 
 def _interval(lost: Floats, of: Floats, rng: np.random.Generator) -> tuple[float, float]:
-    """Bounds of 95% of 1 − Σ lost / Σ of over sequences drawn with replacement."""
+    """The 95% interval of 1 − Σ lost / Σ of over sequences drawn with replacement."""
     n = len(lost)
     times = rng.multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)
     low, high = np.percentile(1 - (times @ lost) / (times @ of), [2.5, 97.5])

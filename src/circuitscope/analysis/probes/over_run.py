@@ -1,4 +1,4 @@
-"""A probe on a model, and on every checkpoint of a run: one row a hook and role."""
+"""A probe on one model, and on every checkpoint of a run: one row per hook and role."""
 
 import hashlib
 import json
@@ -12,21 +12,21 @@ import numpy as np
 import pandas as pd
 import torch
 
-from circuitscope.analysis.interventions import Effect
-from circuitscope.analysis.over_training import SEQUENCES as _ANY
-from circuitscope.analysis.over_training import over_checkpoints
-from circuitscope.analysis.probes.activations import Features, collect, embedding_of, matching_hooks
+from circuitscope.analysis.causal.interventions import Effect
+from circuitscope.analysis.checkpoints.runner import over_checkpoints
+from circuitscope.analysis.checkpoints.steps import ChosenSteps
+from circuitscope.analysis.probes.activations import Features, collect, matching_hooks
 from circuitscope.analysis.probes.definition import Definition
 from circuitscope.analysis.probes.estimators import Floats
 from circuitscope.analysis.probes.fitting import Fit, TooFewExamples, fit
 from circuitscope.analysis.probes.removal import accuracy_without, mean_at, random_directions
-from circuitscope.analysis.probes.targets import Examples, examples_of
-from circuitscope.analysis.sites import layer_of
-from circuitscope.analysis.steps import Steps
+from circuitscope.analysis.probes.states import check_has_state, readable_state
+from circuitscope.analysis.probes.targets import ProbeExamples, examples_of
+from circuitscope.analysis.reading.opened import opened
 from circuitscope.errors import UserError, shown
-from circuitscope.hooks import HookedRootModule
-from circuitscope.models import HookedLM
-from circuitscope.progress import Progress as Watcher
+from circuitscope.lens import HookedRootModule, layer_of
+from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
 from circuitscope.tasks import Batch
 
@@ -66,14 +66,14 @@ def probe(
     run: Run | str | Path,
     definition: Definition | str | Path,
     *,
-    steps: Steps = None,
+    steps: ChosenSteps = None,
     hooks: Sequence[str] | None = None,
     sequences: int = SEQUENCES,
     causal: bool = False,
     directions: int | None = None,
-    watcher: Watcher | None = None,
+    progress: Progress | None = None,
 ) -> pd.DataFrame:
-    """A probe on a run's checkpoints: a tidy table, also kept in RUN/analysis/probe-NAME-SETTINGS.parquet.
+    """A probe on a run's checkpoints: a tidy table, also kept in RUN/analysis, in one file per probe and settings.
 
     Args:
         definition: a name from `shipped()`, a YAML file, or a Definition.
@@ -81,25 +81,25 @@ def probe(
         hooks: names or patterns in place of the definition's.
         sequences: held-out sequences, two thirds to train the probe on and one third to test it on.
         causal: also project the probe's directions out of the activations of the test sequences, at all
-            positions of the role, and report the accuracy the model loses on its task.
-        directions: how many of them; unless told, as many as hold 99% of the covariance with the label.
+            positions of the role, and report how much accuracy the model loses on its task.
+        directions: how many directions to project out; by default as many as hold 99% of the covariance with the label.
 
     Returns:
-        One row a step, hook and role: `accuracy` with its 95% interval, `control`, `selectivity`,
-        `majority`, `chance`. With `causal`: `left`, what a new probe reads after the removal;
-        `model_accuracy` on the task and what of it is `lost`; and what as many directions cost that belong
-        to the control task (`lost_control`) or are drawn at random (`lost_random`).
+        One row per step, hook and role: `accuracy` with its 95% interval, `control`, `selectivity`,
+        `majority`, `chance`. With `causal` also `left`, the accuracy of a new probe after the removal;
+        `model_accuracy`, that of the model on its task, and how much of it is `lost`; and how much is lost when as
+        many directions are removed that belong to the control task (`lost_control`) or are random (`lost_random`).
     """
-    run = run if isinstance(run, Run) else Run(run)
+    run = Run.of(run)
     definition = _with_hooks(Definition.load(definition), hooks)
     _check_sequences(sequences)
     config = run.config
-    seed = config.train.seed if config.train.data_seed is None else config.train.data_seed
+    seed = config.train.batch_seed
     batch = config.task.batch(0, split="test", size=sequences, seed=seed)
-    data = Data(definition, batch)
-    matching_hooks(HookedLM(config.model), definition.hooks)  # a wrong name is refused before any work
+    data = ProbeData(definition, batch)
+    _hooks(HookedLM(config.model), data)  # a wrong name is refused before any work
     removal = Removal(directions) if causal else None
-    settings = [_VERSION, definition.model_dump(exclude={"about"}), sequences, causal, directions if causal else None]
+    settings = [_VERSION, definition.model_dump(exclude={"about"}), causal, directions if causal else None]
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     return over_checkpoints(
         run,
@@ -107,8 +107,8 @@ def probe(
         COLUMNS,
         lambda model: probe_rows(model, data, removal),
         steps,
-        _ANY,
-        watcher,
+        sequences,
+        progress,
     )
 
 
@@ -123,7 +123,7 @@ def probe_model(
 ) -> pd.DataFrame:
     """A probe on one model: rows as `probe` gives them, without run and step. Two thirds of the batch train it."""
     _check_sequences(len(batch))
-    data = Data(_with_hooks(Definition.load(definition), hooks), batch)
+    data = ProbeData(_with_hooks(Definition.load(definition), hooks), batch)
     columns = {name: kind for name, kind in COLUMNS.items() if name not in ("run", "step")}
     rows = list(probe_rows(model, data, Removal(directions) if causal else None))
     return pd.DataFrame(rows, columns=list(columns)).astype(columns)
@@ -131,7 +131,7 @@ def probe_model(
 
 @dataclass(frozen=True)
 class Removal:
-    """Ask what the model loses without a number of the probe's directions (none: as many as matter)."""
+    """Asks what the model loses without `count` of the probe's directions; None: as many as `Fit.directions` gives."""
 
     count: int | None = None
 
@@ -140,10 +140,10 @@ class Removal:
             raise UserError(f"directions must be at least 1, got {shown(self.count)}")
 
 
-class Data:
-    """The sequences a probe works on, its examples by role, and which sequences are for testing.
+class ProbeData:
+    """The sequences on which a probe works, its examples by role, and which sequences are for testing.
 
-    A test sequence that equals a training sequence is left out.
+    Test sequences that equal a training sequence are left out.
     """
 
     def __init__(self, definition: Definition, batch: Batch):
@@ -158,8 +158,8 @@ class Data:
             raise UserError(f"{definition.target} is the same at every position of every role: nothing to decode")
         self.examples = {r: e.at_most(definition.per_sequence) for r, e in self.places.items()}
 
-    def _hopeless(self, e: Examples) -> bool:
-        """With `roles: each` a role whose label never changes is left out."""
+    def _hopeless(self, e: ProbeExamples) -> bool:
+        """Whether to leave out a role: with `roles: each` one whose label never changes."""
         return self.definition.roles == "each" and bool((e.label == e.label[0]).all())
 
     def fit(self, role: str, X: Features, embedding: Features | None, control: bool = True) -> Fit:
@@ -184,7 +184,7 @@ class Data:
             raise UserError(f"{definition.name} at role {role}: {error}") from None
 
     def tested(self, role: str) -> tuple[Batch, torch.Tensor]:
-        """The test sequences, and all their positions that the probe reads."""
+        """The test sequences, and a mask of all their positions that the probe reads."""
         e, n = self.places[role], self.n_train
         where = torch.zeros(self.batch.tokens.shape, dtype=torch.bool)
         where[torch.from_numpy(e.sequence), torch.from_numpy(e.pos)] = True
@@ -192,12 +192,12 @@ class Data:
         return self.batch.part(kept), where[kept]
 
 
-def probe_rows(model: HookedRootModule, data: Data, removal: Removal | None = None) -> Iterator[dict[str, Any]]:
-    """Rows (without run and step) of every hook and role; with `removal`, what it costs."""
+def probe_rows(model: HookedRootModule, data: ProbeData, removal: Removal | None = None) -> Iterator[dict[str, Any]]:
+    """One row per hook and role, without run and step; with `removal` also what the removal costs."""
     definition = data.definition
-    names = matching_hooks(model, definition.hooks)
-    embedding = embedding_of(model) if definition.model in ("embedding", "candidates") else None
-    found = collect(model, data.batch.tokens, names, data.examples, read_out=definition.read_out)
+    by_embedding = definition.model in ("embedding", "candidates")
+    embedding = opened(model).embedding.detach().float().cpu().numpy() if by_embedding else None
+    found = collect(model, data.batch.tokens, _hooks(model, data), data.examples, read_out=definition.read_out)
     for (hook, role), X in found.items():
         e = data.examples[role]
         row: dict[str, Any] = {
@@ -225,8 +225,8 @@ def probe_rows(model: HookedRootModule, data: Data, removal: Removal | None = No
         yield row
 
 
-def _cost(model: HookedRootModule, data: Data, hook: str, role: str, fitted: Fit, U: Floats) -> dict[str, Any]:
-    """What the model loses without the probe's directions, without those of the control, without random ones."""
+def _cost(model: HookedRootModule, data: ProbeData, hook: str, role: str, fitted: Fit, U: Floats) -> dict[str, Any]:
+    """The accuracy the model loses without the probe's directions, those of the control, or random ones."""
     batch, where = data.tested(role)
     read_out = data.definition.read_out
     mean = mean_at(model, batch, hook, where)
@@ -244,6 +244,17 @@ def _cost(model: HookedRootModule, data: Data, hook: str, role: str, fitted: Fit
         "lost_control": float("nan") if control is None else without(control).lost,
         "lost_random": without(random_directions(*U.shape)).lost,
     }
+
+
+def _hooks(model: HookedRootModule, data: ProbeData) -> list[str]:
+    """The hooks that a probe reads in a model; an error says what it cannot read."""
+    definition, tokens = data.definition, data.batch.tokens
+    if definition.read_out:
+        check_has_state(model, tokens)
+    names = matching_hooks(model, definition.hooks)
+    for name in names if definition.read_out else ():
+        readable_state(model, tokens, name)
+    return names
 
 
 def _with_hooks(definition: Definition, hooks: Sequence[str] | None) -> Definition:

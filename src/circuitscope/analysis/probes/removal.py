@@ -1,4 +1,4 @@
-"""Is it used? The accuracy a model loses when what a probe reads is projected out of its activations."""
+"""Does the model use what a probe reads? The accuracy it loses when that is projected out of its activations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from circuitscope.analysis.interventions import Effect, PerSequence, accuracy
-from circuitscope.analysis.probes.activations import as_heads, read_groups
-from circuitscope.analysis.sites import on_device_of, seen_at, slices, undisturbed
+from circuitscope.analysis.causal.interventions import Effect, PerSequence, accuracy
+from circuitscope.analysis.probes.states import readable_state, state_at
+from circuitscope.analysis.reading.hooked import on_device_of, seen_at, slices, undisturbed
 from circuitscope.errors import UserError
-from circuitscope.hooks import HookedRootModule
+from circuitscope.lens import HookedRootModule
+from circuitscope.mixers.reading import State
 from circuitscope.tasks import NO_LABEL, Batch
 
 Where = Bool[Tensor, "batch pos"]
@@ -29,18 +30,18 @@ def remove(
     mean: Any = None,
     read_out: bool = False,
 ) -> Effect:
-    """Accuracy lost on the task when x ← x − Uᵀ U (x − μ) at chosen positions, U the directions.
+    """The accuracy a model loses on its task when x ← x − Uᵀ U (x − μ) at chosen positions, with U the directions.
 
-    Of a recurrent state only the first chosen position of a sequence is edited: the edit travels on from
-    there, and a second one would remove the same again.
+    A recurrent state is edited only at the first chosen position of each sequence: later states carry the edit on, and
+    a second edit would remove the same thing again.
 
     Args:
-        where: the positions.
+        where: a mask of the positions.
         directions: U, orthonormal rows [direction, feature].
-        mean: μ, a flattened activation, or a whole state where `read_out`; that at these positions of the
-            batch if left out.
-        read_out: the features are what is read from a state, [head, d_outer]; U is taken out of every row
-            that the read-out sums over, so that no vector C or q reads it.
+        mean: μ, a flattened activation, or a whole state with `read_out`; by default the mean over these positions of
+            the batch.
+        read_out: the features are what is read from a state, [head, outer]. U is removed from every row over which
+            the read-out sums, so that no vector C or q can read it.
     """
     mean = mean_at(model, batch, hook, where) if mean is None else mean
     before = accuracy_without(model, batch, hook, where, None)
@@ -57,30 +58,29 @@ def accuracy_without(
     mean: Any = 0.0,
     read_out: bool = False,
 ) -> PerSequence:
-    """Accuracy by sequence with the directions removed, as `remove` says; of the same path with None."""
+    """Accuracy per sequence with the directions removed as `remove` does it; with None by the same path, unedited."""
     if where.shape != batch.tokens.shape or not where.any():
         raise UserError(f"expected positions as a mask {tuple(batch.tokens.shape)} with at least one true")
     U = torch.zeros(0, 1) if directions is None else torch.as_tensor(np.asarray(directions), dtype=torch.float32)
     if U.ndim != 2 or not torch.allclose(U @ U.T, torch.eye(len(U)), atol=1e-3):
         raise UserError("expected directions as orthonormal rows [direction, feature]")
-    where = _edited(hook, where)
+    where = _edited(model, batch, hook, where)
     center = torch.as_tensor(np.asarray(mean), dtype=torch.float32)
-    groups = read_groups(model, hook) if read_out else 0
+    state = readable_state(model, batch.tokens, hook).state if read_out else None
     labels = int((batch.labels != NO_LABEL).sum(dim=1).max())
     with undisturbed(model):
         parts = slices(model, on_device_of(model, batch.tokens), [hook], labels)
     found = []
     for rows in parts:
-        part = batch.part(rows)
-        edit = _unchanged if directions is None else _projecting(where[rows], U, center, groups)
-        found.append(accuracy(model, part, [(hook, edit)]))
+        edit = _unchanged if directions is None else _projecting(where[rows], U, center, state)
+        found.append(accuracy(model, batch.part(rows), [(hook, edit)]))
     return torch.cat(found)
 
 
 def mean_at(model: HookedRootModule, batch: Batch, hook: str, where: Where) -> Tensor:
-    """Mean of what a hook carries over the chosen positions; of a state over the first of each sequence."""
+    """The mean of what a hook carries at the chosen positions; of a state, at the first in each sequence."""
     total: Any = 0.0
-    where = _edited(hook, where)
+    where = _edited(model, batch, hook, where)
     tokens = on_device_of(model, batch.tokens)
     with undisturbed(model):
         for rows in slices(model, tokens, [hook]):
@@ -89,19 +89,19 @@ def mean_at(model: HookedRootModule, batch: Batch, hook: str, where: Where) -> T
     return (total / where.sum()).float()
 
 
-def _edited(hook: str, where: Where) -> Where:
-    """The chosen positions; of a state the first of each sequence."""
-    return where & (where.cumsum(dim=1) == 1) if hook.endswith("hook_state") else where
+def _edited(model: HookedRootModule, batch: Batch, hook: str, where: Where) -> Where:
+    """The positions to edit: all that are chosen; of a state, the first in each sequence."""
+    return where if state_at(model, batch.tokens, hook) is None else where & (where.cumsum(dim=1) == 1)
 
 
 def random_directions(count: int, features: int, seed: int = 0) -> Any:
-    """Orthonormal directions [count, feature] drawn at random."""
+    """Random orthonormal directions [count, feature]."""
     return np.linalg.qr(np.random.default_rng(seed).normal(size=(features, count)))[0].T
 
 
-def _projecting(where: Where, U: Directions, mean: Tensor, groups: int) -> Callable[..., Tensor]:
-    """A hook that removes directions; of a state by groups of heads with one read-out vector, or flat with 0."""
-    spans = _by_group(U, groups) if groups else None
+def _projecting(where: Where, U: Directions, mean: Tensor, state: State | None) -> Callable[..., Tensor]:
+    """A hook function that removes directions from flat activations, or from what is read from a state."""
+    spans = None if state is None else _by_group(U, state.groups)
 
     def project(value: Tensor, hook: Any) -> Tensor:
         value = value.clone()
@@ -109,7 +109,11 @@ def _projecting(where: Where, U: Directions, mean: Tensor, groups: int) -> Calla
         x = value[on]
         center = mean.to(x.device, x.dtype)
         away = x - (center.reshape(x.shape[1:]) if center.ndim else center)
-        value[on] = x - ((away.flatten(1) @ V.T @ V).reshape(x.shape) if spans is None else _inside(away, spans))
+        if state is None or spans is None:
+            gone = (away.flatten(1) @ V.T @ V).reshape(x.shape)
+        else:
+            gone = state.from_heads(_inside(state.as_heads(away), spans))
+        value[on] = x - gone
         return value
 
     return project
@@ -118,7 +122,7 @@ def _projecting(where: Where, U: Directions, mean: Tensor, groups: int) -> Calla
 def _by_group(U: Directions, groups: int) -> list[Directions]:
     """An orthonormal basis of the directions within each group of heads.
 
-    Groups are read by vectors of their own, so what is to be gone must be gone from each by itself.
+    A vector of its own reads each group, so the directions must be removed from each group separately.
     """
     bases = []
     for part in U.reshape(len(U), groups, -1).unbind(dim=1):
@@ -127,17 +131,13 @@ def _by_group(U: Directions, groups: int) -> list[Directions]:
     return bases
 
 
-def _inside(state: Tensor, spans: list[Directions]) -> Tensor:
-    """The part of states that lies in the spans, for every row that a read-out sums over."""
-    heads = as_heads(state)
-    per_group = heads.shape[1] // len(spans)
+def _inside(heads: Float[Tensor, "site head inner outer"], spans: list[Directions]) -> Tensor:
+    """The part of states that lies in the spans, for every row over which a read-out sums."""
     found = []
-    for i, span in enumerate(spans):
-        part = heads[:, i * per_group : (i + 1) * per_group].transpose(1, 2)
-        V = span.to(part.device, part.dtype)
-        found.append((part.flatten(2) @ V.T @ V).reshape(part.shape).transpose(1, 2))
-    inside = torch.cat(found, dim=1)
-    return inside[:, 0].mT if state.ndim == 3 else inside
+    for part, span in zip(heads.chunk(len(spans), dim=1), spans, strict=True):
+        rows, V = part.transpose(1, 2), span.to(part.device, part.dtype)
+        found.append((rows.flatten(2) @ V.T @ V).reshape(rows.shape).transpose(1, 2))
+    return torch.cat(found, dim=1)
 
 
 def _unchanged(value: Tensor, hook: Any) -> Tensor:

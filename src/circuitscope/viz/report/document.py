@@ -13,17 +13,20 @@ from string import Template
 from typing import Any
 
 from circuitscope import __version__
-from circuitscope.analysis import over_training
-from circuitscope.analysis.over_training import SEQUENCES
-from circuitscope.analysis.steps import Steps, choose_steps
+from circuitscope.analysis.checkpoints.runner import SEQUENCES, analyze, held_out, saved_steps
+from circuitscope.analysis.checkpoints.steps import ChosenSteps, choose_steps
+from circuitscope.analysis.pictures.at_checkpoints import snapshots
+from circuitscope.analysis.pictures.choice import Source, leading_score, sources_of, views
+from circuitscope.analysis.pictures.examples import ShownExamples
+from circuitscope.analysis.scores.registry import SCORES, shown_in
 from circuitscope.errors import UserError
-from circuitscope.progress import Progress as Watcher
-from circuitscope.progress import Silent
+from circuitscope.progress import Progress, Silent
 from circuitscope.runs.run import Run, newest_run
 from circuitscope.runs.store import write_text
-from circuitscope.tasks import Role
-from circuitscope.viz.report.facts import facts, scores_of, strongest_source
-from circuitscope.viz.report.pictures import Examples, Need, Pictures, Plan, plan, sources, spread, views
+from circuitscope.viz.report import shown
+from circuitscope.viz.report.budget import Need, Plan, plan, spread
+from circuitscope.viz.report.facts import facts, place_of, scores_of
+from circuitscope.viz.report.packing import CODES, PackedMatrices
 
 EXAMPLES = 8
 CHANNELS = 12
@@ -64,122 +67,120 @@ class Report:
 def report(
     runs: RunLike | Sequence[RunLike] | None = None,
     *,
-    steps: Steps = None,
+    steps: ChosenSteps = None,
     examples: int = EXAMPLES,
     channels: int = CHANNELS,
     sequences: int = SEQUENCES,
-    watcher: Watcher | None = None,
+    progress: Progress | None = None,
 ) -> Report:
-    """An interactive report of one run (the newest unless told), or of several side by side.
+    """An interactive report of one run (by default the newest), or of several side by side.
 
-    What was not analyzed yet is analyzed first and kept beside the run.
+    Checkpoints that were not analyzed yet are analyzed first; their tables are kept beside the run.
 
     Args:
         steps: checkpoints to show: "all", "0:2000:100", or numbers.
-        examples: sequences whose matrices can be looked at, at most; fewer where they would not fit.
-        channels: heads or channels of a layer at most, those with the highest scores.
-        sequences: held-out sequences a score is averaged over.
+        examples: at most how many sequences have their matrices in the report; fewer where they would not fit.
+        channels: at most how many heads or channels of a matrix are shown: those with the highest scores.
+        sequences: held-out sequences that a score is averaged over.
     """
     if examples < 1 or channels < 1:
         raise UserError(f"examples and channels must be at least 1, got {examples} and {channels}")
-    watcher = watcher or Silent()
+    progress = progress or Silent()
     if runs is None:
         chosen = [newest_run()]
     else:
         several = [runs] if isinstance(runs, Run | str | Path) else list(runs)
-        chosen = [r if isinstance(r, Run) else Run(r) for r in several]
+        chosen = [Run.of(r) for r in several]
     if not chosen:
         raise UserError("a report needs at least one run")
-    asked = [choose_steps(steps, over_training.saved_steps(run)) for run in chosen]
-    readings = [_Reading(run, at, sequences, watcher) for run, at in zip(chosen, asked, strict=True)]
-    fits = plan([r.need for r in readings], min(examples, sequences), channels)
+    asked = [choose_steps(steps, saved_steps(run)) for run in chosen]
+    sections = [_Section(run, at, sequences, progress) for run, at in zip(chosen, asked, strict=True)]
+    fits = plan([section.need for section in sections], min(examples, sequences), channels)
     told, chunks = [], []
-    for number, reading in enumerate(readings):
-        described, stored = reading.described(fits, watcher)
+    for number, section in enumerate(sections):
+        described, stored = section.described(fits, progress)
         told.append(described)
         chunks += [
             f'<script type="text/plain" id="matrices-{number}-{i}">{text}</script>' for i, text in enumerate(stored)
         ]
-    data = {"version": __version__, "roles": [[role.name, role.colour] for role in Role], "runs": told}
+    every = [example for run_told in told for example in run_told["examples"]]
+    data = {
+        "version": __version__,
+        "roles": shown.roles(every),
+        "edges": shown.edge_sets(every),
+        "scores": [name for score in SCORES.values() for name in score.means],
+        "runs": told,
+    }
     return Report(tuple(chosen), page(data, chunks))
 
 
-class _Reading:
-    """A run with its scores, and what its pictures would take."""
+class _Section:
+    """The part of a report that is about one run: its scores, and what its pictures would take."""
 
-    def __init__(self, run: Run, steps: list[int], sequences: int, watcher: Watcher):
+    def __init__(self, run: Run, steps: list[int], sequences: int, progress: Progress):
         self.run = run
         suffix = "" if sequences == SEQUENCES else f"-{sequences}"
         self.fresh = not (run.path / "analysis" / f"scores{suffix}.parquet").exists()
         if self.fresh:
-            watcher.say(f"{run.path} has no analysis yet: its scores are computed first")
-        self.data = over_training.data_of(run, sequences)
-        self.scores = over_training.analyze(run, steps=steps, sequences=sequences, watcher=watcher)
+            progress.say(f"{run.path} has no analysis yet: its scores are computed first")
+        self.data = held_out(run, sequences)
+        self.scores = analyze(run, steps=steps, sequences=sequences, progress=progress)
         self.steps = sorted(int(s) for s in self.scores.step.unique())
-        own = self.data.own.tokens
-        _, model = next(over_training.checkpoints(run, self.steps[::-1], watcher), (0, None))
-        if model is None:
-            raise UserError(f"no checkpoint of {run.path} could be read")
-        self.sources = sources(model, own)
-        extra = Examples.of(self.data, 1).repeats
-        self.need = Need(self.sources, own.shape[1], 0 if extra is None else extra.tokens.shape[1], len(self.steps))
+        self.sources = sources_of(run.config.model, self.data.own.tokens)
+        extra = ShownExamples.of(self.data, 1).repeats
+        length = self.data.own.tokens.shape[1]
+        self.need = Need(self.sources, length, 0 if extra is None else extra.tokens.shape[1], len(self.steps))
 
-    def described(self, fits: Plan, watcher: Watcher) -> tuple[dict[str, Any], list[str]]:
+    def described(self, fits: Plan, progress: Progress) -> tuple[dict[str, Any], list[str]]:
         """Everything the page says of the run, and its matrices as text."""
-        told = facts(self.run, self.scores, self.data, watcher)
-        shown = Pictures(Examples.of(self.data, fits.examples), views(self.sources, self.scores, fits.channels))
-        at = spread(self.steps, fits.steps)
-        watcher.start("pictures", len(at))
-        for step, model in over_training.checkpoints(self.run, at, watcher):
-            shown.add(step, model)
-            watcher.advance(step)
-        told["steps"] = shown.steps
-        told["examples"] = shown.examples.described()
-        told["answers"] = shown.answers
+        told = facts(self.run, self.scores, self.data.sequences, progress)
+        examples = ShownExamples.of(self.data, fits.examples)
+        matrices = PackedMatrices(views(self.sources, self.scores, fits.channels))
+        told["steps"], told["answers"] = [], []
+        for snapshot in snapshots(self.run, spread(self.steps, fits.steps), examples, matrices.views, progress):
+            matrices.add(snapshot)
+            told["steps"].append(snapshot.step)
+            told["answers"].append(snapshot.answers)
+        told["examples"] = shown.examples(examples, tuple(part["edges"] for part in told["parts"]))
         told["views"] = [
-            {
-                "layer": v.source.layer,
-                "factor": v.source.factor,
-                "head": v.head,
-                "of": v.source.of,
-                "unit": v.source.unit,
-                "label": v.label,
-                "title": v.title,
-                "signed": v.signed,
-                "levels": v.levels,
-                "power": v.power,
-                "scores": scores_of(v, self.scores, shown.steps),
-            }
-            for v in shown.views
+            shown.view(view)
+            | {"scores": scores_of(view, self.scores, told["steps"]), "marks": _marks(view.source, told["parts"])}
+            for view in matrices.views
         ]
-        told["first"] = strongest_source(self.scores)
-        told["notes"] = self._notes(shown, fits)
-        return told, shown.stored()
+        told["rank"] = leading_score(self.data.own.layout).name
+        told["first"] = place_of(self.scores, told["rank"])
+        told["notes"] = self._notes(told, matrices, fits)
+        return told, matrices.stored()
 
-    def _notes(self, shown: Pictures, fits: Plan) -> list[str]:
+    def _notes(self, told: dict[str, Any], matrices: PackedMatrices, fits: Plan) -> list[str]:
         """What is shown, of what, and how exactly."""
-        config, lines = self.run.config, []
-        n = len(shown.examples.own)
-        lines.append(
-            f"Matrices of {n} held-out example{'s' if n > 1 else ''} at {len(shown.steps)} of"
+        n = min(fits.examples, self.data.sequences)
+        lines = [
+            f"Matrices of {n} held-out example{'s' if n > 1 else ''} at {len(told['steps'])} of"
             f" {len(self.run.steps)} checkpoints; scores are means over {self.data.sequences} held-out sequences."
-        )
+        ]
         if any(s.of > fits.channels for s in self.sources):
             lines.append(
-                f"Of layers with more than {fits.channels} channels those {fits.channels} are here that score highest"
-                " at the last checkpoint, and the mean of |Φ| over all."
+                f"Of a matrix with more than {fits.channels} heads or channels, the report holds those {fits.channels}"
+                " that score highest at the last checkpoint, and the mean of |Φ| over all."
             )
-        for kind, error in shown.error.items():
+        for entries, error in matrices.error.items():
             lines.append(
-                f"{kind} is stored in 8 bits: an entry shown is off by at most {100 * error:.2g}%"
+                f"{CODES[entries].words} is stored in 8 bits: an entry shown is off by at most {100 * error:.2g}%"
                 " of the largest entry of its matrix."
             )
-        for layer, mixer in enumerate(config.model.mixers):
+        for layer, mixer in enumerate(self.run.config.model.mixers):
             if not any(s.layer == layer for s in self.sources):
                 lines.append(f"Layer {layer} ({mixer.name}) has no mixing matrix.")
         if self.fresh:
             lines.append("The run had no analysis yet; its scores were computed for this report.")
         return lines
+
+
+def _marks(source: Source, parts: Sequence[dict[str, Any]]) -> list[str]:
+    """Sets of edges to outline in a matrix: those of the report's scores, where the circuit uses them in it."""
+    found = {p["score"]: p["edges"] for p in parts if (p["layer"], p["factor"]) == (source.layer, source.factor)}
+    return [found.get(score.name, score.name) for score in shown_in("report") if score.edges is not None]
 
 
 def page(data: dict[str, Any], chunks: Sequence[str]) -> str:
@@ -198,11 +199,11 @@ def page(data: dict[str, Any], chunks: Sequence[str]) -> str:
 
 
 def embedded(data: dict[str, Any]) -> str:
-    """JSON in ASCII that cannot end a script element nor open a comment, whatever names it holds."""
+    """JSON in ASCII that can neither end a script element nor open a comment, whatever names it holds."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _digest(text: str) -> str:
-    """As a content security policy names a script or a style."""
+    """The digest by which a content security policy names a script or a style."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

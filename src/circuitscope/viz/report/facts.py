@@ -2,29 +2,27 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
-from circuitscope.analysis import over_training
-from circuitscope.analysis.score_rows import Data
+from circuitscope.analysis.checkpoints.runner import circuits
+from circuitscope.analysis.phases.timeline import Timeline, curve_at, place_name, strongest, timeline
+from circuitscope.analysis.pictures.choice import View
+from circuitscope.analysis.registry import ANALYSES
+from circuitscope.analysis.scores.registry import shown_in
 from circuitscope.errors import UserError
-from circuitscope.progress import Progress as Watcher
+from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
-from circuitscope.viz.report.pictures import View
+from circuitscope.viz.words.circuit import since
+from circuitscope.viz.words.heading import heading
+from circuitscope.viz.words.phases import timeline_lines
 
-if TYPE_CHECKING:
-    from circuitscope.analysis.timeline import Timeline
-
-HEADLINE = ("binding", "recall", "induction")
 _POINTS = 1500  # of a curve at most
 
 
-def facts(run: Run, scores: pd.DataFrame, data: Data, watcher: Watcher) -> dict[str, Any]:
+def facts(run: Run, scores: pd.DataFrame, sequences: int, progress: Progress) -> dict[str, Any]:
     """Heading, verdict, circuit, curves, headline scores, transitions and config of a run."""
-    from circuitscope.analysis.summary import heading
-    from circuitscope.analysis.timeline import timeline
-
     steps = sorted(int(s) for s in scores.step.unique())
     when: Timeline | UserError
     try:
@@ -33,7 +31,7 @@ def facts(run: Run, scores: pd.DataFrame, data: Data, watcher: Watcher) -> dict[
         when = error
     return {
         "name": run.name or run.path.resolve().name,
-        "heading": heading(run, steps, data.sequences),
+        "heading": heading(run, steps, sequences),
         "recipe": _recipe(run),
         "state": _state(run),
         "config": run.config.dump(),
@@ -41,14 +39,14 @@ def facts(run: Run, scores: pd.DataFrame, data: Data, watcher: Watcher) -> dict[
         "chance": run.config.task.chance,
         "headline": list(_headline(scores)),
         **_transitions(when),
-        **_circuit(run, scores, data, when, watcher),
+        **_circuit(run, steps[-1], sequences, when, progress),
     }
 
 
 def scores_of(view: View, scores: pd.DataFrame, steps: Sequence[int]) -> dict[str, list[float | None]]:
     """Each score of a view at these steps; of the whole layer for the mean over heads."""
     here = scores[(scores.layer == view.source.layer) & (scores.factor == view.source.factor)]
-    here = here[(here.weighting != "signed") & ~here.score.str.endswith("composition")]
+    here = here[here.weighting != "signed"]
     here = here[here["head"].isna() if view.head is None else here["head"] == view.head]
     out = {}
     for score, rows in here.groupby("score", sort=False):
@@ -57,25 +55,19 @@ def scores_of(view: View, scores: pd.DataFrame, steps: Sequence[int]) -> dict[st
     return out
 
 
-def strongest_source(scores: pd.DataFrame) -> tuple[int, str] | None:
-    """Layer and factor where recall (else induction) ends highest."""
-    from circuitscope.analysis.timeline import strongest
-
-    for score in ("recall", "induction", "previous_token"):
-        if (place := strongest(scores, score)) is not None:
-            return int(place.layer), str(place.factor)
-    return None
+def place_of(scores: pd.DataFrame, score: str) -> tuple[int, str] | None:
+    """Layer and factor where a score ends highest."""
+    place = strongest(scores, score)
+    return None if place is None else (int(place.layer), str(place.factor))
 
 
-def _transitions(when: "Timeline | UserError") -> dict[str, Any]:
+def _transitions(when: Timeline | UserError) -> dict[str, Any]:
     """The verdict, sentences on the rest, transitions by midpoint, and onset and end of every fall of the loss."""
-    from circuitscope.analysis.summary import timeline_lines
-
     if isinstance(when, UserError):
         return {"verdict": ["no verdict", str(when)], "timeline": [], "events": [], "bumps": []}
     keys = ("onset", "midpoint", "end", "low", "high", "size")
     events = [
-        {"curve": name, **{key: _number(getattr(t, key)) for key in keys}}
+        {"curve": name, "of": name.partition(" ")[0], **{key: _number(getattr(t, key)) for key in keys}}
         for name, several in when.found.items()
         if name != "train loss"
         for t in several
@@ -89,22 +81,17 @@ def _transitions(when: "Timeline | UserError") -> dict[str, Any]:
     }
 
 
-def _circuit(
-    run: Run, scores: pd.DataFrame, data: Data, when: "Timeline | UserError", watcher: Watcher
-) -> dict[str, Any]:
-    """The recall circuit of the last checkpoint in words, and where its two parts are."""
-    from circuitscope.analysis.summary import since
-
-    if data.own.layout.value_pos is None or not scores.layer.notna().any():
+def _circuit(run: Run, last: int, sequences: int, when: Timeline | UserError, progress: Progress) -> dict[str, Any]:
+    """The recall circuit of the last checkpoint in words, and where its parts are; none where a run cannot have one."""
+    if ANALYSES["circuit"].refuses(run):
         return {"circuit": [], "parts": []}
-    last = int(scores.step.max())
-    found = over_training.circuits(run, steps=last, sequences=data.sequences, watcher=watcher)[last]
-    parts = [part for part in (found.binding, found.recall) if part is not None]
+    found = circuits(run, steps=last, sequences=sequences, progress=progress)[last]
     return {
         "circuit": found.sentences({} if isinstance(when, UserError) else since(when, found)),
         "parts": [
-            {"step": p.step, "layer": p.layer, "factor": p.factor, "offset": int(p.edges.partition("+")[2] or 0)}
-            for p in parts
+            {"score": part.step, "edges": part.edges, "layer": part.layer, "factor": part.factor}
+            for part in (found.binding, found.recall)
+            if part is not None
         ],
     }
 
@@ -129,9 +116,7 @@ def _curves(run: Run) -> dict[str, Any]:
 
 
 def _headline(scores: pd.DataFrame) -> Iterable[dict[str, Any]]:
-    from circuitscope.analysis.timeline import curve_at, place_name, strongest
-
-    for score in HEADLINE:
+    for score in (name for shown in shown_in("report") for name in shown.means):
         if (place := strongest(scores, score)) is None:
             continue
         rows = curve_at(scores, place)

@@ -42,3 +42,16 @@ function ink(name) {
     getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim(),
   );
 }
+
+/** The colour of a role, which is told; in the dark a third lighter, so that none of them sinks into the paper. */
+function roleInk({ colour }) {
+  const lighter = darkness.matches ? 1 / 3 : 0;
+  return `rgb(${channels(colour).map((c) => Math.round(c + (255 - c) * lighter))})`;
+}
+
+const SCORE_INKS = 8; // in the style sheet
+
+/** The name in the style sheet of a score's colour: by its place among all scores. */
+function scoreInk(scores, score) {
+  return `score-${Math.max(scores.indexOf(score), 0) % SCORE_INKS}`;
+}

@@ -6,8 +6,9 @@ const EVENT_ROW = 17;
 
 class Curves {
   /** `onPick(step)` is called where a person points. */
-  constructor(run, onPick) {
+  constructor(run, scores, onPick) {
     this.run = run;
+    this.scores = scores;
     this.onPick = onPick;
     this.cursors = [];
     this.readers = [];
@@ -36,7 +37,7 @@ class Curves {
       out.push({ title: "Loss", lines: losses, low: 0, high: Math.max(...every, 0.1), height: 118 });
     if (validation) {
       const { chance } = this.run;
-      const level = chance && { value: chance, name: `chance 1/${Math.round(1 / chance)}` };
+      const level = chance && { value: chance, name: `chance ${fraction(chance)}` };
       out.push({
         title: "Accuracy",
         lines: [held(validation, "accuracy")],
@@ -47,16 +48,19 @@ class Curves {
       });
     }
     const scores = this.run.headline.map(({ score, place, step, value }) => {
-      return { name: `${words(score)} ${place}`, colour: score, step, value, dots: true };
+      return { name: `${words(score)} ${place}`, colour: this.ink(score), step, value, dots: true };
     });
-    const picked = (this.picked?.lines ?? []).map((line) => ({ ...line, dashed: true }));
+    const picked = (this.picked?.lines ?? []).map((line) => {
+      return { ...line, colour: this.ink(line.score), dashed: true };
+    });
     if (scores.length) {
       const note = picked.length ? `picked: ${this.picked.name}` : null;
+      const values = [...scores, ...picked].flatMap((line) => line.value).filter((value) => value != null);
       out.push({
         title: "Scores: share of the weight",
         lines: [...scores, ...picked],
-        low: 0,
-        high: 1,
+        low: Math.min(0, ...values),
+        high: Math.max(1, ...values),
         height: 118,
         note,
       });
@@ -68,6 +72,11 @@ class Curves {
   pick(picked) {
     this.picked = picked;
     this.draw();
+  }
+
+  /** The colour of a curve: the loss and the accuracy have their own, scores have theirs. */
+  ink(name) {
+    return name === "loss" || name === "accuracy" ? name : scoreInk(this.scores, name);
   }
 
   x(step) {
@@ -180,7 +189,7 @@ class Curves {
     svg.append(...this.shades(0, height));
     events.forEach((event, row) => {
       const y = row * EVENT_ROW + EVENT_ROW / 2 + 2;
-      const colour = `var(--${event.curve.split(" ")[0]})`;
+      const colour = `var(--${this.ink(event.of)})`;
       const [from, to, middle] = [event.onset, event.end, event.midpoint].map((step) => this.x(step));
       const bar = drawing("line", { class: "event", x1: from, x2: Math.max(to, from + 1), y1: y, y2: y });
       const dot = drawing("circle", { cx: middle, cy: y, r: 3.5 });
@@ -294,7 +303,7 @@ function held(validation, what) {
   return { name: "validation", colour: what, step: validation.step, value: validation[what], low, high };
 }
 
-/** Round numbers between two values, about so many. */
+/** About this many round numbers between two values. */
 function ticks(low, high, about) {
   const rough = (high - low || 1) / about;
   const unit = 10 ** Math.floor(Math.log10(rough));
@@ -330,6 +339,12 @@ function band({ step, low, high }, curves, y) {
   if (kept.length < 2) return "";
   const point = (values) => (i) => `${curves.x(step[i]).toFixed(1)},${y(values[i]).toFixed(1)}`;
   return `M${kept.map(point(high)).join("L")}L${kept.reverse().map(point(low)).join("L")}Z`;
+}
+
+/** 1/4 where a number is one over a whole number, else a percentage. */
+function fraction(value) {
+  const whole = Math.round(1 / value);
+  return Math.abs(value * whole - 1) < 1e-6 ? `1/${whole}` : `${number(100 * value)}%`;
 }
 
 function words(name) {

@@ -18,29 +18,15 @@ function largest({ values }) {
   return most;
 }
 
-/** The edges that recall needs: value ← its key, query ← the value it asks for, or a position after that value. */
-function recallEdges({ pairs, queries, tokens }, { binding = 0, recall = 0 }) {
-  const after = (n) => (n ? `${n} after ` : "");
-  const out = pairs.map(([key, value]) => ({
-    dest: value + binding,
-    src: key,
-    colour: "role-key",
-    name: `${after(binding)}value ← its key`,
-  }));
-  for (const [query, pair] of queries) {
-    out.push({
-      dest: query,
-      src: pairs[pair][1] + recall,
-      colour: "role-query",
-      name: `query ← ${after(recall)}its value`,
-    });
-  }
-  return out.filter(({ dest, src }) => dest < tokens.length && src <= dest);
+/** The edges of a set in an example: { dest, src } each. Python says where they lie. */
+function edgesOf({ edges }, name) {
+  const flat = edges[name] ?? [];
+  return Array.from({ length: flat.length / 2 }, (_, i) => ({ dest: flat[2 * i], src: flat[2 * i + 1] }));
 }
 
 /** What hovering says of an entry: [kind, text] lines. */
-function describe(example, roles, answers, matrix, dest, src) {
-  const place = (i) => `${roles[example.roles[i]]} ${example.tokens[i]} at ${i}`;
+function describe(example, { roles, edges }, answers, matrix, dest, src) {
+  const place = (i) => `${roles[example.roles[i]].name} ${example.tokens[i]} at ${i}`;
   const lines = [["reads", place(dest)]];
   if (src <= dest) {
     const at = dest * matrix.size;
@@ -48,8 +34,9 @@ function describe(example, roles, answers, matrix, dest, src) {
     for (let j = 0; j <= dest; j++) mass += Math.abs(matrix.values[at + j]);
     const value = matrix.values[at + src];
     lines.push(["from", `← ${place(src)}`]);
-    const tie = relation(example, dest, src);
-    if (tie) lines.push(["tie", tie]);
+    if (dest === src) lines.push(["tie", "itself"]);
+    for (const name of setsWith(example, dest, src))
+      lines.push(["tie", `${words(name)}: ${edges[name].words}`]);
     lines.push([
       "value",
       Number.isNaN(value)
@@ -69,19 +56,8 @@ function describe(example, roles, answers, matrix, dest, src) {
   return lines;
 }
 
-/** How src stands to dest in the task. */
-function relation({ pairs, queries, period }, dest, src) {
-  if (dest === src) return "itself";
-  const query = queries.find(([at]) => at === dest);
-  if (query) {
-    const after = src - pairs[query[1]][1];
-    if (after === 0) return "the value it asks for: recall";
-    if (after > 0 && after <= 3) return `${after} after the value it asks for`;
-    if (src === pairs[query[1]][0]) return "its key in the context";
-    if (pairs.some(([, value]) => value === src)) return "another value";
-  }
-  if (pairs.some(([key, value]) => value === dest && key === src)) return "its key: binding";
-  if (period && src > 1 && (dest - src + 1) % period === 0) return "after an earlier occurrence: induction";
-  if (period && src > 0 && (dest - src) % period === 0) return "an earlier occurrence";
-  return dest - src === 1 ? "the position before" : "";
+/** The sets of edges that an entry belongs to, by name. */
+function setsWith(example, dest, src) {
+  const isHere = (edge) => edge.dest === dest && edge.src === src;
+  return Object.keys(example.edges).filter((name) => edgesOf(example, name).some(isHere));
 }

@@ -80,17 +80,20 @@ class Heatmap {
   }
 
   labels(context, { tokens, roles }) {
-    const shown = spaced(roles, this.cell);
+    const shown = spaced(
+      roles.map((role) => !this.roles[role].quiet),
+      this.cell,
+    );
     context.textBaseline = "middle";
     tokens.forEach((token, i) => {
       const role = this.roles[roles[i]];
       const middle = (i + 0.5) * this.cell;
-      context.fillStyle = ink(`role-${role}`);
+      context.fillStyle = roleInk(role);
       const thick = Math.max(this.cell - 1, 1);
       context.fillRect(this.left - STRIP - 2, this.top + middle - thick / 2, STRIP, thick);
       context.fillRect(this.left + middle - thick / 2, this.top + this.extent + 3, thick, STRIP);
       if (!shown.has(i)) return;
-      context.fillStyle = ink(role === "filler" ? "muted" : `role-${role}`);
+      context.fillStyle = role.quiet ? ink("muted") : roleInk(role);
       context.textAlign = "right";
       context.fillText(token, this.left - STRIP - GAP - 1, this.top + middle);
       context.save();
@@ -106,7 +109,7 @@ class Heatmap {
     if (!answers) return;
     const rows = new Map(labels.map(([dest, token], i) => [dest, [token, ...answers[i]]]));
     const shown = spaced(
-      tokens.map((_, i) => (rows.has(i) ? 1 : 0)),
+      tokens.map((_, i) => rows.has(i)),
       this.cell,
     );
     context.textAlign = "left";
@@ -182,7 +185,7 @@ class Heatmap {
   }
 }
 
-/** A canvas of one pixel an entry, transparent where src > dest. */
+/** A canvas with one pixel for each entry, transparent where src > dest. */
 function image({ size, values }, scale) {
   const canvas = element("canvas", { width: size, height: size });
   const context = canvas.getContext("2d");
@@ -209,13 +212,13 @@ function shade(value, { kind, most, power }) {
     : Math.round(255 * share);
 }
 
-/** Positions that get a label: all where they fit, else roles other than filler first. */
-function spaced(roles, cell) {
-  if (cell >= LABEL_EVERY) return new Set(roles.keys());
+/** Positions that get a label: all where they fit, else as many as fit of those that matter. */
+function spaced(matters, cell) {
+  if (cell >= LABEL_EVERY) return new Set(matters.keys());
   const shown = new Set();
   const far = (i) => [...shown].every((j) => Math.abs(i - j) * cell >= LABEL_EVERY);
-  roles.forEach((role, i) => {
-    if (role !== 0 && far(i)) shown.add(i);
+  matters.forEach((does, i) => {
+    if (does && far(i)) shown.add(i);
   });
   return shown;
 }

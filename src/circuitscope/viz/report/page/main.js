@@ -1,7 +1,6 @@
 // The page: all runs side by side, their sliders linked, the keyboard, the theme.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-for (const [role, colour] of data.roles) document.documentElement.style.setProperty(`--role-${role}`, colour);
 const several = data.runs.length > 1;
 const link = picker("sliders", () => follow(active));
 offer(
@@ -16,7 +15,7 @@ offer(
 
 const panels = data.runs.map(
   (run, i) =>
-    new Panel(run, i, data.roles.map(([role]) => role), {
+    new Panel(run, i, data, {
       onMove: follow,
       onExample: (panel) => others(panel).forEach((p) => p.setExample(panel.example)),
     }),

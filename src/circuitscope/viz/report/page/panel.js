@@ -3,17 +3,20 @@
 const PLAY_EVERY = 220; // milliseconds
 
 class Panel {
-  /** `onMove(panel)` is told when a person moves the slider, `onExample(panel)` when another example is picked. */
-  constructor(run, number, roles, { onMove, onExample }) {
+  /**
+   * `data` holds roles by number, sets of edges by name, and the names of all scores. `onMove(panel)` is told when a
+   * person moves the slider, `onExample(panel)` when another example is picked.
+   */
+  constructor(run, number, data, { onMove, onExample }) {
     this.run = run;
-    this.roles = roles;
+    this.data = data;
     this.onMove = onMove;
     this.onExample = onExample;
     this.store = new Store(run, number);
     this.at = run.steps.length - 1;
     this.example = 0;
-    this.curves = new Curves(run, (step) => this.move(nearest(run.steps, step)));
-    this.heatmap = new Heatmap(roles);
+    this.curves = new Curves(run, data.scores, (step) => this.move(nearest(run.steps, step)));
+    this.heatmap = new Heatmap(data.roles);
     this.node = this.build();
     this.ready = run.views.length ? this.pickSource(this.firstSource()) : Promise.resolve();
     new ResizeObserver(() => this.resize()).observe(this.curves.node);
@@ -86,16 +89,19 @@ class Panel {
     const show = picker("show", () => this.draw());
     const range = picker("range", () => this.draw());
     const contrast = picker("contrast", () => this.draw());
-    this.marks = element("input", { type: "checkbox", checked: true });
-    this.marks.addEventListener("change", () => this.draw());
-    this.pickers = { layer, factor, head, rank, example, show, range, contrast };
-    const scored = [...new Set(this.run.views.flatMap((view) => Object.keys(view.scores)))].filter(
-      (s) => !s.startsWith("copying"),
-    );
+    const mark = picker("mark edges", () => this.draw());
+    this.pickers = { layer, factor, head, rank, example, show, range, contrast, mark };
+    const scored = [...new Set(this.run.views.flatMap((view) => Object.keys(view.scores)))];
     offer(
       rank.select,
       scored.map((score) => [score, words(score)]),
-      scored.includes("recall") ? "recall" : scored[0],
+      scored.includes(this.run.rank) ? this.run.rank : scored[0],
+    );
+    const sets = [...new Set(this.run.examples.flatMap(({ edges }) => Object.keys(edges)))];
+    offer(
+      mark.select,
+      [["headline", "of the headline scores"], ...sets.map((name) => [name, words(name)]), ["none", "none"]],
+      "headline",
     );
     offer(
       example.select,
@@ -128,12 +134,6 @@ class Panel {
     );
     this.title = element("h3");
     this.legend = element("div", { class: "legend" });
-    const marks = element(
-      "label",
-      { class: "picker check" },
-      this.marks,
-      element("span", {}, "mark the edges of recall"),
-    );
     return element(
       "div",
       { class: "matrix" },
@@ -148,8 +148,7 @@ class Panel {
       element(
         "div",
         { class: "pickers small" },
-        ...["show", "range", "contrast"].map((name) => this.pickers[name].label),
-        marks,
+        ...["show", "range", "contrast", "mark"].map((name) => this.pickers[name].label),
       ),
     );
   }
@@ -199,13 +198,13 @@ class Panel {
     );
     offer(
       this.pickers.factor.select,
-      factors.map((name) => [name, name === "pattern" ? "attention" : name]),
+      factors.map((name) => [name, name]),
       this.factor,
     );
-    const isPattern = this.factor === "pattern";
-    if (before == null || isPattern !== (before.factor === "pattern"))
-      this.pickers.contrast.select.value = isPattern ? "1" : "0.5";
+    this.pickers.factor.label.hidden = factors.length < 2;
     const order = this.ranked();
+    const [was, is] = [before, views[order[0]]].map((view) => view && view.entries === "shares");
+    if (was !== is) this.pickers.contrast.select.value = is ? "1" : "0.5";
     return this.pickView(order.find((i) => before && views[i].head === before.head) ?? order[0]);
   }
 
@@ -241,7 +240,7 @@ class Panel {
     const shown = this.run.headline.map(({ score }) => score).filter((score) => scores[score]);
     this.curves.pick({
       name: title,
-      lines: shown.map((score) => ({ colour: score, step: this.run.steps, value: scores[score] })),
+      lines: shown.map((score) => ({ score, step: this.run.steps, value: scores[score] })),
     });
     if (!("DecompressionStream" in window)) {
       this.title.textContent = "This browser cannot open the matrices: it has no DecompressionStream.";
@@ -315,20 +314,20 @@ class Panel {
     const example = this.run.examples[this.example];
     const answers = this.run.answers[this.at][this.example];
     const raw = this.store.matrix(this.view, this.at, this.example);
-    const shares = this.pickers.show.select.value === "share" && view.factor !== "pattern";
+    const shares = this.pickers.show.select.value === "share" && view.entries !== "shares";
     const matrix = shares ? rowShares(raw) : raw;
     const scale = this.scale(view, matrix, shares);
-    const marks = this.marks.checked ? recallEdges(example, this.offsets(view)) : [];
+    const marks = this.marks(view, example);
     const name = `${view.title} at step ${this.run.steps[this.at]}`;
-    const say = (dest, src) => describe(example, this.roles, answers, raw, dest, src);
+    const say = (dest, src) => describe(example, this.data, answers, raw, dest, src);
     this.heatmap.draw({ matrix, example, answers, scale, marks, name, describe: say });
     this.title.textContent = name;
     this.drawLegend(view, example, scale, marks, shares);
   }
 
-  /** Attention and shares lie between 0 and 1; Φ has a range of its own. */
+  /** Shares lie between 0 and 1; Φ has a range of its own. */
   scale(view, matrix, shares) {
-    const bounded = view.factor === "pattern" || shares;
+    const bounded = view.entries === "shares" || shares;
     const own = this.pickers.range.select.value === "one";
     const most = own ? largest(matrix) : bounded ? 1 : this.store.largestEver(this.view, this.example);
     const kind = view.signed && !shares ? "diverging" : "sequential";
@@ -336,42 +335,47 @@ class Panel {
   }
 
   drawLegend(view, example, scale, marks, shares) {
-    const isPattern = view.factor === "pattern";
+    const isShare = view.entries === "shares";
     const what = shares
       ? "|Φ| as a share of its row"
-      : isPattern
-        ? "attention"
-        : view.head == null
+      : isShare
+        ? "share of the row"
+        : view.entries === "sizes"
           ? "mean |Φ|"
           : "Φ";
     const edges = new Map(marks.map(({ name, colour }) => [name, colour]));
-    const roles = [...new Set(example.roles)].map((role) => this.roles[role]);
+    const roles = [...new Set(example.roles)].map((role) => this.data.roles[role]);
     const key = JSON.stringify([what, scale, [...edges], roles, darkness.matches]);
     if (key === this.legendKey) return;
     this.legendKey = key;
-    const used = roles.map((role) => named(role, "square", "background", `role-${role}`));
-    const outlined = [...edges].map(([name, colour]) => named(name, "outlined", "borderColor", colour));
+    const used = roles.map((role) => named(role.name, "square", "background", roleInk(role)));
+    const outlined = [...edges].map(([name, colour]) =>
+      named(words(name), "outlined", "borderColor", `var(--${colour})`),
+    );
     this.legend.replaceChildren(
       element("span", { class: "name" }, what),
       legend(scale),
       ...used,
       ...outlined,
     );
-    this.pickers.show.label.hidden = isPattern;
-    this.pickers.factor.label.hidden = isPattern && this.pickers.factor.select.options.length < 2;
-    this.marks.parentNode.hidden = !example.pairs.length;
+    this.pickers.show.label.hidden = isShare;
   }
 
-  /** How far after the value each step of recall was found in this matrix; 0 where it was not. */
-  offsets({ layer, factor }) {
-    const here = this.run.parts.filter((part) => part.layer === layer && part.factor === factor);
-    return Object.fromEntries(here.map((part) => [part.step, part.offset]));
+  /** Edges to outline: of one set, or of those that the view names. */
+  marks(view, example) {
+    const chosen = this.pickers.mark.select.value;
+    const names = chosen === "headline" ? view.marks : chosen === "none" ? [] : [chosen];
+    return names.flatMap((name) => {
+      const { score } = this.data.edges[name] ?? {};
+      const colour = scoreInk(this.data.scores, score);
+      return edgesOf(example, name).map((edge) => ({ ...edge, name, colour }));
+    });
   }
 }
 
-/** A name with its mark in a colour of the style sheet. */
+/** A name with its mark in a colour. */
 function named(name, kind, property, colour) {
   const mark = element("i", { class: `mark ${kind}` });
-  mark.style[property] = `var(--${colour})`;
+  mark.style[property] = colour;
   return element("span", { class: "name" }, mark, name);
 }

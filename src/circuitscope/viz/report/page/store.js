@@ -1,4 +1,4 @@
-// Matrices as they are stored: one compressed text a view, opened when it is first looked at.
+// Matrices as they are stored: one compressed text for each view, opened when it is first looked at.
 // Inside: float32 scales [step, example], then 8-bit codes of the causal half [step, example, entry].
 
 class Store {

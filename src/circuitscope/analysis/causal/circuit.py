@@ -1,0 +1,318 @@
+"""The recall circuit of a model, found by its scores and proved by knockouts.
+
+Recall needs two steps: somewhere a value meets its key (binding), and a query reads from there
+(recall). In two layers of attention the value itself reads the key and the query the value. A short
+conv may bring both to a position after the value, and a scan read from there: so both steps are tried
+at the value and at the positions after it.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+import torch
+
+from circuitscope.analysis.causal.interventions import Effect, knock_out
+from circuitscope.analysis.reading.gradients import without_gradients
+from circuitscope.analysis.reading.opened import matrices
+from circuitscope.analysis.registry import Row, analysis
+from circuitscope.analysis.scores.edges import named_edges
+from circuitscope.analysis.scores.head_weights import compositions
+from circuitscope.analysis.scores.held_out import HeldOut
+from circuitscope.analysis.scores.weight_on_edges import summarize, weightings_of, weights_on
+from circuitscope.errors import UserError
+from circuitscope.lens import HookedRootModule
+from circuitscope.mixers.reading import Product
+from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.runs.run import Run
+from circuitscope.tasks import Batch, any_value
+
+Step = Literal["binding", "recall"]
+ENOUGH = 0.5  # share of the accuracy that a knockout must cost for a part to count as used
+_OFFSETS = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One step of the circuit at one place: how much weight lies on its edges, and what removing them costs.
+
+    `head` is None for a layer as a whole. `core` says whether the matrix is Φ itself, not a conv or shift before it.
+    `weight` is the share of the matrix's row on these edges (of
+    |Φ| over all channels for a layer as a whole), `top` that of its strongest head or channel.
+    """
+
+    step: Step
+    edges: str
+    layer: int
+    head: int | None
+    factor: str
+    core: bool
+    weight: float
+    stderr: float
+    top: tuple[int, float]
+    effect: Effect
+
+    @property
+    def used(self) -> bool:
+        """Whether removing the edges costs at least half of the accuracy, and more than three standard errors."""
+        return self.effect.share >= ENOUGH and self.effect.lost > 3 * self.effect.stderr
+
+    @property
+    def place(self) -> str:
+        """L1H0, L0 conv, L0 ssm."""
+        if self.head is not None:
+            return f"L{self.layer}H{self.head}"
+        return f"L{self.layer} {self.factor}"
+
+    def sentence(self, since: float | None = None) -> str:
+        """What the part does, from which step on where that is known, and what says so."""
+        after = int(self.edges.partition("+")[2] or 0)
+        place = {0: "", 1: "the position after "}.get(after, f"{after} positions after ")
+        moves = f"{self.place} moves {self.weight:.2f} of its weight"
+        if self.step == "binding":
+            does = f"{moves} at {place}a context value to the key"
+        else:
+            does = f"{moves} at a query to {place}the bound value"
+        e = self.effect
+        when = "" if since is None else f" from step {since:.0f}"
+        return (
+            f"{does}{when}; removing those edges costs {e.share:.2f} of the accuracy"
+            f" ({e.before:.2f} to {e.after:.2f}, ±{e.stderr:.3f})"
+        )
+
+
+@dataclass(frozen=True)
+class Circuit:
+    """Every place that was tried, and the two that carry recall, where there are such."""
+
+    tried: list[Part]
+    binding: Part | None
+    recall: Part | None
+    composition: float | None  # of the two heads through the keys, above chance; attention only
+    chance: float  # accuracy of answering with any value of the context
+
+    @property
+    def solved(self) -> bool:
+        """Whether the model answers better than with any value of the context, by more than 2 points."""
+        return bool(self.tried) and self.tried[0].effect.before > self.chance + 0.02
+
+    @property
+    def found(self) -> bool:
+        """Whether the model recalls, and both steps are used."""
+        return self.solved and self.binding is not None and self.recall is not None
+
+    def sentences(self, since: Mapping[str, float] | None = None) -> list[str]:
+        """The verdict in words; `since` says from which step on binding and recall are there."""
+        lines = []
+        if self.tried and not self.solved:
+            lines.append(
+                f"no recall to explain: accuracy {self.tried[0].effect.before:.2f}, and answering with any value of"
+                f" the context gives {self.chance:.2f}"
+            )
+        for step, part in (("binding", self.binding), ("recall", self.recall)):
+            if part is not None:
+                lines.append(part.sentence((since or {}).get(step)))
+                continue
+            tried = [p for p in self.tried if p.step == step]
+            if not tried:
+                lines.append(f"no place to look for {step}")
+                continue
+            best = max(tried, key=lambda p: p.effect.lost)
+            lines.append(
+                f"no place found where {step} is done: removing its edges costs at most"
+                f" {best.effect.lost:.2f} of {best.effect.before:.2f} accuracy ({best.place}, {best.edges})"
+            )
+        if self.found:
+            lines += self._together()
+        return lines
+
+    def _together(self) -> list[str]:
+        assert self.binding is not None
+        if self.composition is not None:
+            return [f"the second reads the first through its keys: K-composition {self.composition:+.2f} above chance"]
+        if self.binding.core:
+            return []
+        shift = self.binding.factor
+        others = [p for p in self.tried if p.step == "binding" and p.core and p.layer == self.binding.layer]
+        if not others:
+            return []
+        name, most = others[0].factor, max(p.effect.share for p in others)
+        borne = f"by the {shift} and by {name}" if any(p.used for p in others) else f"by the {shift}, not by {name}"
+        return [f"the shift is done {borne}: the edges of {name} to the key cost at most {most:.2f} of the accuracy"]
+
+
+COLUMNS = {
+    "part": "string",
+    "edges": "string",
+    "layer": "int64",
+    "head": "Int64",
+    "factor": "string",
+    "core": "bool",
+    "weight": "float64",
+    "weight_stderr": "float64",
+    "top_head": "int64",
+    "top_weight": "float64",
+    "before": "float64",
+    "after": "float64",
+    "lost": "float64",
+    "lost_stderr": "float64",
+    "n": "int64",
+    "chosen": "bool",
+    "composition": "float64",
+    "chance": "float64",
+}
+
+
+def _no_circuit(run: Run) -> str:
+    if run.config.task.batch(0, size=1).layout.value_pos is None:
+        return "a recall circuit needs a task with keys, values and queries, such as mqar"
+    with torch.device("meta"):
+        layers = HookedLM(run.config.model).layers
+    has_phi = any(hasattr(block.mixer, "hook_phi") for block in layers)
+    return "" if has_phi else "no layer has Φ, so there is no circuit to look for"
+
+
+@analysis(
+    "circuit",
+    "The parts of the recall circuit, each with the knockout that proves it.",
+    COLUMNS,
+    means={
+        "part": "binding or recall",
+        "core": "whether the matrix is Φ itself",
+        "chosen": "whether this place is part of the circuit",
+    },
+    steps="last",
+    refuses=_no_circuit,
+)
+def circuit_of_model(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
+    """`circuit_rows` on held-out sequences."""
+    return circuit_rows(model, data.own)
+
+
+def circuit_rows(model: HookedRootModule, batch: Batch) -> Iterator[Row]:
+    """Every place that `find_circuit` tried, as rows; `chosen` marks the two parts of the circuit."""
+    found = find_circuit(model, batch)
+    for part in found.tried:
+        yield {
+            "part": part.step,
+            "edges": part.edges,
+            "layer": part.layer,
+            "head": part.head,
+            "factor": part.factor,
+            "core": part.core,
+            "weight": part.weight,
+            "weight_stderr": part.stderr,
+            "top_head": part.top[0],
+            "top_weight": part.top[1],
+            "before": part.effect.before,
+            "after": part.effect.after,
+            "lost": part.effect.lost,
+            "lost_stderr": part.effect.stderr,
+            "n": part.effect.n,
+            "chosen": part in (found.binding, found.recall),
+            "composition": float("nan") if found.composition is None else found.composition,
+            "chance": found.chance,
+        }
+
+
+def circuit_of(rows: pd.DataFrame) -> Circuit:
+    """The circuit that the rows of one step describe."""
+    tried: list[Part] = []
+    chosen: dict[str, Part] = {}
+    for row in rows.to_dict("records"):
+        part = Part(
+            step=row["part"],
+            edges=row["edges"],
+            layer=row["layer"],
+            head=None if pd.isna(row["head"]) else int(row["head"]),
+            factor=row["factor"],
+            core=row["core"],
+            weight=row["weight"],
+            stderr=row["weight_stderr"],
+            top=(row["top_head"], row["top_weight"]),
+            effect=Effect(row["before"], row["after"], row["lost"], row["lost_stderr"], row["n"]),
+        )
+        tried.append(part)
+        if row["chosen"]:
+            chosen[part.step] = part
+    composition = float(rows.composition.iloc[0])
+    return Circuit(
+        tried,
+        chosen.get("binding"),
+        chosen.get("recall"),
+        None if math.isnan(composition) else composition,
+        float(rows.chance.iloc[0]),
+    )
+
+
+def find_circuit(model: HookedRootModule, batch: Batch) -> Circuit:
+    """Tries both steps in every layer and factor, at the value and up to 3 positions after it.
+
+    Positions after the value are tried only where no place carries the step at the value itself.
+    """
+    if batch.layout.value_pos is None:
+        raise UserError("a recall circuit needs a task with keys, values and queries, such as mqar")
+    tried: list[Part] = []
+    best: dict[Step, Part | None] = {}
+    for step in ("binding", "recall"):
+        best[step] = None
+        for offset in _OFFSETS:
+            here = list(_parts(model, batch, step, f"{step}+{offset}" if offset else step))
+            tried += here
+            used = [p for p in here if p.used]
+            if used:
+                best[step] = max(used, key=_rank)
+                break
+    binding, recall = best["binding"], best["recall"]
+    return Circuit(tried, binding, recall, _composition(model, binding, recall), float(any_value(batch).mean()))
+
+
+def _rank(part: Part) -> float:
+    """By what a knockout costs; a head that costs nine tenths of what its layer does stands for the layer."""
+    return part.effect.lost if part.head is None else part.effect.lost / 0.9
+
+
+@without_gradients
+def _parts(model: HookedRootModule, batch: Batch, step: Step, name: str) -> Iterator[Part]:
+    """The step at every place, whole layers first, then the heads of those that are used."""
+    edges = named_edges(name, batch.layout)
+    if not len(edges.src):
+        return
+    weights: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    whole: dict[tuple[int, str], tuple[float, float]] = {}
+    found: dict[tuple[int, str], Product] = {}
+    total: torch.Tensor | None = None
+    for layer, product, units, matrix in matrices(model, batch.tokens):
+        if not product.hook:  # what cannot be cut by itself cannot be proved
+            continue
+        key = (layer, product.name)
+        found[key], kind = product, weightings_of(product)[0]
+        value, stderr, _ = summarize(weights_on([edges], matrix, [kind])[edges.name, kind])
+        weights.setdefault(key, []).extend(zip(value.tolist(), stderr.tolist(), strict=True))
+        part = matrix.abs().sum(dim=1, keepdim=True)
+        total = part if units.start == 0 or total is None else total + part
+        if units.stop == product.size:
+            value, stderr, _ = summarize(weights_on([edges], total, ["abs"])[edges.name, "abs"])
+            whole[key] = (value.item(), stderr.item())
+    for (layer, name_of), product in found.items():
+        of_units = weights[layer, name_of]
+        top = max(range(len(of_units)), key=lambda h: of_units[h][0])
+        strongest, heads = (top, of_units[top][0]), product.core and product.unit == "head"
+        place = (layer, 0 if heads and len(of_units) == 1 else None, name_of, product.core)
+        effect = knock_out(model, batch, edges, layer=layer, factor=name_of)
+        yield Part(step, name, *place, *whole[layer, name_of], strongest, effect)
+        if heads and len(of_units) > 1 and effect.share >= ENOUGH:
+            for head, weight in enumerate(of_units):
+                effect = knock_out(model, batch, edges, layer=layer, heads=[head])
+                yield Part(step, name, layer, head, name_of, True, *weight, strongest, effect)
+
+
+def _composition(model: HookedRootModule, binding: Part | None, recall: Part | None) -> float | None:
+    if binding is None or recall is None or binding.head is None or recall.head is None:
+        return None
+    for c in compositions(model):
+        if c.through == "k" and c.earlier == (binding.layer, binding.head) and c.later == (recall.layer, recall.head):
+            return c.value
+    return None

@@ -1,0 +1,270 @@
+"""Is it used? Accuracy lost when edges of a mixing matrix are cut or heads are ablated.
+
+Works the same on attention and on every Φ, on a HookedLM and on any model with TransformerLens's hook
+names. "Head" is an attention head, an SSD head or a channel. The batch is run in slices that bound the
+memory a per-channel Φ takes; the result is that of one run. The model is left as it was.
+
+Not here: moving activations between two prompts (`causal.patching`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from circuitscope.analysis.reading.hooked import (
+    Hooks,
+    keeping,
+    logits_at,
+    matrix_hook,
+    on_device_of,
+    seen_at,
+    slices,
+    undisturbed,
+)
+from circuitscope.analysis.reading.opened import opened
+from circuitscope.analysis.scores.edges import Edges, named_edges
+from circuitscope.errors import UserError, shown, unknown
+from circuitscope.lens import HookedRootModule, layer_index
+from circuitscope.tasks import NO_LABEL, Batch
+
+Matrix = Float[Tensor, "batch head dest src"]
+Heads = Float[Tensor, "batch pos head d_head"]
+PerSequence = Float[Tensor, " batch"]
+How = Literal["zero", "mean", "resample"]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What an intervention costs: means of accuracy over n sequences.
+
+    `lost` is before − after; `stderr` is its standard error, paired by sequence (nan for one sequence).
+    """
+
+    before: float
+    after: float
+    lost: float
+    stderr: float
+    n: int
+
+    @property
+    def share(self) -> float:
+        """The share of the accuracy that is lost; nan where there was none."""
+        return self.lost / self.before if self.before else float("nan")
+
+    @staticmethod
+    def of(before: PerSequence, after: PerSequence) -> "Effect":
+        """The effect from accuracies by sequence."""
+        lost, n = before - after, len(before)
+        stderr = float(lost.std()) / n**0.5 if n > 1 else float("nan")
+        return Effect(float(before.mean()), float(after.mean()), float(lost.mean()), stderr, n)
+
+
+def accuracy(model: HookedRootModule, batch: Batch, hooks: Hooks = ()) -> PerSequence:
+    """Share of the labelled positions of each sequence whose largest logit is the label's.
+
+    Args:
+        hooks: pairs of a hook's name and a function (value, hook) → value, as `run_with_hooks` takes
+            them. Every activation they see covers the whole batch and all positions.
+    """
+    _check_labels(batch)
+    tokens, labels = on_device_of(model, batch.tokens), on_device_of(model, batch.labels)
+    with undisturbed(model):
+        return _share_right(model, tokens, labels, hooks)
+
+
+def cut(matrix: Matrix, edges: Edges, *, heads: Sequence[int] | None = None, renormalize: bool = False) -> Matrix:
+    """A copy of a mixing matrix with M[dest, src] = 0 on the edges, in all heads or in some.
+
+    Args:
+        renormalize: scale what is left of a row to the row's former sum, as a softmax would that never
+            saw those positions. Only for matrices without negative entries; an emptied row stays zero.
+    """
+    if matrix.ndim != 4 or len(matrix) != len(edges.dests) or matrix.shape[2:] != (edges.length, edges.length):
+        raise UserError(
+            f"the matrix is {tuple(matrix.shape)}, but the edges are of {len(edges.dests)} sequences"
+            f" of length {edges.length}; expected [batch, head, dest, src]"
+        )
+    return _cut(matrix, edges, slice(0, len(matrix)), heads, renormalize)
+
+
+def knock_out(
+    model: HookedRootModule,
+    batch: Batch,
+    edges: Edges | str,
+    *,
+    layer: int | Sequence[int],
+    heads: Sequence[int] | None = None,
+    factor: str = "phi",
+    renormalize: bool = False,
+) -> Effect:
+    """Accuracy lost when M[dest, src] is set to 0 on a set of edges.
+
+    Args:
+        edges: a set of edges, or its name, as `analysis.named_edges` takes it: "recall", "query<-filler".
+        layer: one layer, or several that are cut at once.
+        heads: which heads or channels are cut; all by default.
+        factor: the matrix: "phi", what stands between values and z, or a factor with a hook of its own: "conv", the
+            short conv before the values, or "shift", RWKV's token shift.
+        renormalize: see `cut`.
+    """
+    chosen = named_edges(edges, batch.layout) if isinstance(edges, str) else edges
+    if len(chosen.dests) != len(batch) or chosen.length != batch.tokens.shape[1]:
+        raise UserError(
+            f"the edges are of {len(chosen.dests)} sequences of length {chosen.length},"
+            f" the batch has {len(batch)} of length {batch.tokens.shape[1]}"
+        )
+    layers = list(layer) if isinstance(layer, Sequence) else [layer]
+    tokens = on_device_of(model, batch.tokens)
+    with undisturbed(model):
+        names = [matrix_hook(model, i, factor, tokens) for i in layers]
+
+    def edit(rows: slice, seen: dict[str, Tensor]) -> Hooks:
+        def cutting(matrix: Matrix, hook: Any) -> Matrix:
+            return _cut(matrix, chosen, rows, heads, renormalize)
+
+        return [(name, cutting) for name in names]
+
+    return _effect(model, batch, names, edit)
+
+
+def ablate(
+    model: HookedRootModule,
+    batch: Batch,
+    *,
+    layer: int,
+    heads: Sequence[int] | None = None,
+    how: How = "zero",
+    frozen: bool = True,
+    seed: int = 0,
+) -> Effect:
+    """Accuracy lost when the output z of heads or channels is replaced.
+
+    Args:
+        heads: which; all of the layer by default.
+        how: "zero"; "mean", over the sequences of the batch, at each position; or "resample", what the
+            heads give on another sequence of the batch, each sequence being used once.
+        frozen: Φ (the pattern) of all later layers stays what it is without the ablation, so that only
+            what the heads pass on as values is lost; False lets it change.
+        seed: of the choice of the other sequence.
+    """
+    layer, name = layer_index(model, layer), opened(model).hook(layer, "hook_z")
+    if how not in get_args(How):
+        raise unknown("ablation", how, get_args(How))
+    tokens = on_device_of(model, batch.tokens)
+    later = _matrices_after(model, layer, tokens) if frozen else []
+    other = _derangement(len(tokens), seed).to(tokens.device) if how == "resample" else None
+    mean = _mean_at(model, tokens, name) if how == "mean" else None
+
+    def edit(rows: slice, seen: dict[str, Tensor]) -> Hooks:
+        given = mean if other is None else seen_at(model, tokens[other[rows]], [name])[name]
+
+        def replacing(z: Heads, hook: Any) -> Heads:
+            z, which = z.clone(), _heads(heads, z.shape[2])
+            z[:, :, which] = 0 if given is None else given[:, :, which].to(z.dtype)
+            return z
+
+        return [(name, replacing), *[(phi, _always(seen[phi])) for phi in later]]
+
+    return _effect(model, batch, later, edit)
+
+
+def _effect(
+    model: HookedRootModule, batch: Batch, through: list[str], edit: Callable[[slice, dict[str, Tensor]], Hooks]
+) -> Effect:
+    """Accuracy before and after an edit, slice by slice.
+
+    `edit(rows, seen)` gives the hooks for some sequences; `seen` holds what the hooks `through` carry
+    without it. Both runs take the path those hooks ask for, so an edit that changes nothing loses nothing.
+    """
+    _check_labels(batch)
+    tokens, labels = on_device_of(model, batch.tokens), on_device_of(model, batch.labels)
+    before, after = [], []
+    with undisturbed(model):
+        for rows in slices(model, tokens, through, int((labels != NO_LABEL).sum(dim=1).max())):
+            seen: dict[str, Tensor] = {}
+            before.append(_share_right(model, tokens[rows], labels[rows], keeping(through, seen)))
+            after.append(_share_right(model, tokens[rows], labels[rows], edit(rows, seen)))
+    return Effect.of(torch.cat(before), torch.cat(after))
+
+
+def _share_right(
+    model: HookedRootModule, tokens: Int[Tensor, "batch pos"], labels: Int[Tensor, "batch pos"], hooks: Hooks
+) -> PerSequence:
+    labelled = labels != NO_LABEL
+    where = labelled.flatten().nonzero().squeeze(1)
+    right = logits_at(model, tokens, where, hooks).argmax(dim=-1) == labels.flatten()[where]
+    count = torch.zeros(len(tokens), device=tokens.device)
+    return count.index_add_(0, where // tokens.shape[1], right.float()) / labelled.sum(dim=1)
+
+
+def _check_labels(batch: Batch) -> None:
+    without = (batch.labels == NO_LABEL).all(dim=1)
+    if without.any():
+        raise UserError(
+            f"accuracy needs a labelled position in every sequence; sequence {int(without.int().argmax())} has none"
+        )
+
+
+def _cut(matrix: Matrix, edges: Edges, rows: slice, heads: Sequence[int] | None, renormalize: bool) -> Matrix:
+    """`cut` for the matrix of some sequences of those the edges are of."""
+    if renormalize and (matrix < 0).any():
+        raise UserError(
+            "renormalize is for attention: this matrix has negative entries, and a share of a signed sum means nothing"
+        )
+    here = (edges.sequence >= rows.start) & (edges.sequence < rows.stop)
+    sequence, dest, src = (
+        x[here, None].to(matrix.device) for x in (edges.sequence - rows.start, edges.dest, edges.src)
+    )
+    out = matrix.clone()
+    out[sequence, torch.tensor(_heads(heads, matrix.shape[1]), device=matrix.device), dest, src] = 0
+    if not renormalize:
+        return out
+    left = out.sum(dim=-1, keepdim=True)
+    return out * torch.where(left > 0, matrix.sum(dim=-1, keepdim=True) / left, torch.ones_like(left))
+
+
+def _heads(heads: Sequence[int] | None, count: int) -> list[int]:
+    if heads is None:
+        return list(range(count))
+    for head in heads:
+        if not 0 <= head < count:
+            raise UserError(f"the layer has {count} heads or channels, 0 to {count - 1}; got {shown(head)}")
+    return list(heads)
+
+
+def _matrices_after(model: HookedRootModule, layer: int, tokens: Int[Tensor, "batch pos"]) -> list[str]:
+    """Hooks of Φ in the later layers."""
+    try:
+        with undisturbed(model):
+            return [matrix_hook(model, i, "phi", tokens) for i in range(layer + 1, opened(model).n_layers)]
+    except UserError as error:
+        raise UserError(f"frozen=True holds Φ of every later layer; {error}; use frozen=False") from None
+
+
+def _derangement(n: int, seed: int) -> Int[Tensor, " batch"]:
+    """For each sequence another one, no two the same: a random cycle through all."""
+    if n < 2:
+        raise UserError(f"resample takes z from another sequence; expected a batch of at least 2, got {n}")
+    cycle = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    out = torch.empty_like(cycle)
+    out[cycle] = cycle.roll(1)
+    return out
+
+
+def _mean_at(model: HookedRootModule, tokens: Int[Tensor, "batch pos"], name: str) -> Float[Tensor, "one pos head d"]:
+    """Mean over all sequences of what a hook carries, by position."""
+    total: Tensor | float = 0.0
+    with undisturbed(model):
+        for rows in slices(model, tokens, [name]):
+            total = total + seen_at(model, tokens[rows], [name])[name].double().sum(dim=0, keepdim=True)
+    assert isinstance(total, Tensor)
+    return total / len(tokens)
+
+
+def _always(value: Tensor) -> Callable[..., Tensor]:
+    """A hook that gives this value whatever comes."""
+    return lambda _, hook: value

@@ -1,0 +1,85 @@
+"""Rows of many checkpoints in order of step, read one after the other or several at once.
+
+A model of attention alone spends its time in torch, which lets go of Python's lock: a checkpoint on each
+thread is faster than one on all. Numba's kernels hold the lock and use all threads themselves.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import TypeVar
+
+import torch
+
+from circuitscope.analysis.registry import Row
+from circuitscope.models.config import ModelConfig
+from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.runs.run import Run
+from circuitscope.runs.store import DamagedFile
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_MOST = 8  # about an eighth of the work of a checkpoint is Python's, of which one thread runs at a time
+
+
+class LeftOut(Exception):
+    """A checkpoint that cannot be read, by step and reason."""
+
+
+def load_weights(model: HookedLM, run: Run, step: int) -> None:
+    """Puts the weights after `step` updates into a model."""
+    try:
+        model.load_state_dict(run.checkpoints.load(step))
+    except (DamagedFile, OSError, RuntimeError) as error:
+        raise LeftOut(f"checkpoint {step} left out: {' '.join(str(error).split())}") from None
+
+
+def rows_in_order(
+    run: Run, steps: Sequence[int], rows_of: Callable[[HookedLM], Iterable[Row]], at_once: int = 1
+) -> Generator[tuple[int, list[Row] | LeftOut], None, None]:
+    """Rows of each checkpoint, or why it is left out; memory grows with `at_once`, not with the steps."""
+    models: SimpleQueue[HookedLM] = SimpleQueue()
+    at_once = min(at_once, len(steps))
+    for _ in range(at_once):
+        models.put(HookedLM(run.config.model).eval())
+
+    def read(step: int) -> tuple[int, list[Row] | LeftOut]:
+        model = models.get()
+        try:
+            load_weights(model, run, step)
+            return step, list(rows_of(model))
+        except LeftOut as error:
+            return step, error
+        finally:
+            models.put(model)
+
+    yield from in_order(read, steps, at_once) if at_once > 1 else map(read, steps)
+
+
+def readable_at_once(model: ModelConfig) -> int:
+    """How many checkpoints of a model are best read at once: one per thread of torch up to _MOST, or one on all."""
+    torch_alone = all(mixer.releases_lock for mixer in model.mixers)
+    return min(torch.get_num_threads(), _MOST) if torch_alone else 1
+
+
+def in_order(work: Callable[[Item], Result], items: Iterable[Item], at_once: int) -> Iterator[Result]:
+    """What `work` makes of each item, in their order, on so many threads that share torch's between them.
+
+    At most two items more than threads are handed out before the first result is taken. Closed or broken off, it waits
+    for the items in work and leaves the others.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // at_once))  # holds for every thread that starts from here on
+    pool = ThreadPoolExecutor(at_once)
+    ahead: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            ahead.append(pool.submit(work, item))
+            if len(ahead) > at_once + 1:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)

@@ -1,0 +1,43 @@
+"""What analyses found in one run: their tables by name, and what follows from several of them, each computed once."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import pandas as pd
+
+from circuitscope.analysis.causal.circuit import Circuit, circuit_of
+from circuitscope.analysis.phases.timeline import Timeline, timeline
+from circuitscope.runs.run import Run
+
+
+@dataclass
+class Results:
+    """The tables of a run's analyses.
+
+    Args:
+        steps: the checkpoints that were read, in order.
+        sequences: held-out sequences that a number is averaged over.
+        tables: by the name of the analysis.
+    """
+
+    run: Run
+    steps: list[int]
+    sequences: int
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        return self.tables[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tables
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Transitions of loss and accuracy and, where they are known, of the scores."""
+        return timeline(self.run, self.tables.get("scores"))
+
+    @cached_property
+    def circuit(self) -> Circuit:
+        """The recall circuit of the last checkpoint; the analysis "circuit" must be among the tables."""
+        rows = self["circuit"]
+        return circuit_of(rows[rows.step == rows.step.max()])

@@ -1,0 +1,233 @@
+"""Analyses of every checkpoint of a run: weights swapped into a model, rows into one table per analysis."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from circuitscope.analysis.causal.circuit import Circuit, circuit_of
+from circuitscope.analysis.checkpoints.in_order import LeftOut, load_weights, rows_in_order
+from circuitscope.analysis.checkpoints.results import Results
+from circuitscope.analysis.checkpoints.steps import ChosenSteps, choose_steps
+from circuitscope.analysis.checkpoints.table import Table
+from circuitscope.analysis.registry import ANALYSES, Analysis, Row
+from circuitscope.analysis.scores.held_out import HeldOut, check_scores
+from circuitscope.analysis.scores.registry import SCORES
+from circuitscope.errors import UserError
+from circuitscope.lens import HookedRootModule
+from circuitscope.memory import keep_freed_memory
+from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.progress import Progress, Silent
+from circuitscope.runs.checkpoints import checkpoint_name
+from circuitscope.runs.run import Run
+from circuitscope.runs.store import DamagedFile, digest_of, write_whole
+
+SEQUENCES = 256
+_VERSION = 3  # of what the tables hold
+
+
+def results(
+    run: Run | str | Path,
+    names: Iterable[str],
+    *,
+    steps: ChosenSteps = None,
+    sequences: int = SEQUENCES,
+    progress: Progress | None = None,
+) -> Results:
+    """Several analyses of a run and those that they need; their tables are kept in RUN/analysis/NAME.parquet.
+
+    Args:
+        names: of analyses in `analysis.registry.ANALYSES`.
+        steps: "all", "0:2000:100", or numbers; analyses that are meant for the last checkpoint get the last of these.
+        sequences: held-out sequences that a number is averaged over.
+    """
+    run = Run.of(run)
+    wanted = [ANALYSES[name] for name in names]
+    for one in wanted:
+        if why := one.refuses(run):
+            raise UserError(f"{run.path}: {why}")
+    found = Results(run, choose_steps(steps, saved_steps(run)), sequences)
+    for one in {n: ANALYSES[n] for each in wanted for n in (*each.needs, each.name)}.values():
+        if one.run_rows is not None:
+            found.tables[one.name] = _run_table(found, one)
+            continue
+        at = found.steps[-1:] if one.steps == "last" else found.steps
+        frame = _checkpoint_table(run, one, at, sequences, progress)
+        found.tables[one.name] = frame
+        if one.steps == "all":  # without damaged checkpoints
+            found.steps = sorted(int(step) for step in frame.step.unique())
+    return found
+
+
+def analysis_table(
+    run: Run | str | Path,
+    name: str,
+    *,
+    steps: ChosenSteps = None,
+    sequences: int = SEQUENCES,
+    progress: Progress | None = None,
+) -> pd.DataFrame:
+    """The table of one analysis of a run, also kept in RUN/analysis/NAME.parquet.
+
+    Args:
+        name: of an analysis in `analysis.registry.ANALYSES`.
+        steps: "all", "0:2000:100", or numbers; by default those the analysis is meant for.
+        sequences: held-out sequences that a number is averaged over.
+    """
+    run, wanted = Run.of(run), ANALYSES[name]
+    if steps is None or wanted.run_rows is not None:
+        return results(run, [name], steps=steps, sequences=sequences, progress=progress)[name]
+    if why := wanted.refuses(run):
+        raise UserError(f"{run.path}: {why}")
+    return _checkpoint_table(run, wanted, steps, sequences, progress)
+
+
+def analyze(
+    run: Run | str | Path,
+    scores: Sequence[str] | None = None,
+    *,
+    steps: ChosenSteps = None,
+    sequences: int = SEQUENCES,
+    progress: Progress | None = None,
+) -> pd.DataFrame:
+    """Circuit scores of a run's checkpoints: a tidy table, also kept in RUN/analysis/scores.parquet.
+
+    Args:
+        scores: names of scores; by default all that the task can have.
+        steps: "all", "0:2000:100", or numbers.
+        sequences: held-out sequences a score is averaged over.
+
+    Returns:
+        run, step, layer, head (none: the whole layer), factor, unit, score, weighting, value, stderr, n.
+    """
+    run = Run.of(run)
+    names = check_scores(scores, run.config.task)
+    frame = analysis_table(run, "scores", steps=steps, sequences=sequences, progress=progress)
+    wanted = {row for name in names for row in SCORES[name].means}
+    return frame if scores is None else frame[frame.score.isin(wanted)].reset_index(drop=True)
+
+
+def circuits(
+    run: Run | str | Path, *, steps: ChosenSteps = None, sequences: int = SEQUENCES, progress: Progress | None = None
+) -> dict[int, Circuit]:
+    """The recall circuit of checkpoints (the last by default), by step; kept in RUN/analysis/circuit.parquet."""
+    frame = analysis_table(run, "circuit", steps=steps, sequences=sequences, progress=progress)
+    return {int(str(step)): circuit_of(rows) for step, rows in frame.groupby("step")}
+
+
+def held_out(run: Run, sequences: int = SEQUENCES) -> HeldOut:
+    """The held-out sequences on which a run is analyzed: of its test split, which training never sees."""
+    if sequences < 2:
+        raise UserError(f"sequences must be at least 2 for a standard error, got {sequences}")
+    config = run.config
+    return HeldOut(config.task, longest=config.model.max_length, sequences=sequences, seed=config.train.batch_seed)
+
+
+def over_checkpoints(
+    run: Run,
+    kind: str,
+    columns: dict[str, str],
+    rows_of: Callable[[HookedRootModule], Iterable[Row]],
+    steps: ChosenSteps = None,
+    sequences: int = SEQUENCES,
+    progress: Progress | None = None,
+    at_once: int = 1,
+    depends_on: Any = None,
+) -> pd.DataFrame:
+    """Rows of every chosen checkpoint; those on disk are used again, and an interrupt keeps what is done.
+
+    Args:
+        at_once: checkpoints read at the same time; with more than 1 `rows_of` is called from several threads.
+        depends_on: what the rows depend on besides the checkpoint and the sequences.
+    """
+    progress = progress or Silent()
+    keep_freed_memory()
+    chosen = choose_steps(steps, saved_steps(run))
+    settings = {"version": _VERSION, "sequences": sequences}
+    with Table(_table_path(run, kind, sequences), columns, settings, depends_on, _digests(run, chosen)) as table:
+        for note in table.notes:
+            progress.say(note)
+        missing = [s for s in chosen if s not in table.steps]
+        if done := len(chosen) - len(missing):
+            progress.say(f"{kind}: {done} of {len(chosen)} checkpoints were analyzed before")
+        progress.start(kind, len(missing))
+        with closing(rows_in_order(run, missing, rows_of, at_once)) as found:
+            for step, rows in found:
+                if isinstance(rows, LeftOut):
+                    progress.say(f"warning: {rows}")
+                    continue
+                table.add([{"run": run.name, "step": step, **row} for row in rows])
+                progress.advance(step)
+        frame = table.frame()
+    asked = frame[frame.step.isin(chosen)].reset_index(drop=True)
+    if not len(asked):
+        raise UserError(f"no checkpoint of {run.path} could be read")
+    return asked
+
+
+def _checkpoint_table(
+    run: Run, wanted: Analysis, steps: ChosenSteps, sequences: int, progress: Progress | None
+) -> pd.DataFrame:
+    data, rows_of = held_out(run, sequences), wanted.rows
+    assert rows_of is not None
+    return over_checkpoints(
+        run,
+        wanted.name,
+        wanted.table_columns,
+        lambda model: rows_of(model, data),
+        steps,
+        sequences,
+        progress,
+        at_once=wanted.at_once(run),
+        depends_on=wanted.depends_on(run),
+    )
+
+
+def _run_table(found: Results, wanted: Analysis) -> pd.DataFrame:
+    """The table of an analysis of the run as a whole: it follows from tables that are kept, so it is made anew."""
+    assert wanted.run_rows is not None
+    columns = wanted.table_columns
+    rows = [{"run": found.run.name, **row} for row in wanted.run_rows(found)]
+    frame = pd.DataFrame(rows, columns=list(columns)).astype(columns)
+    path, data = _table_path(found.run, wanted.name, found.sequences), frame.to_parquet(index=False)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, lambda file: file.write(data))
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    return frame
+
+
+def _table_path(run: Run, name: str, sequences: int) -> Path:
+    suffix = "" if sequences == SEQUENCES else f"-{sequences}"
+    return run.path / "analysis" / f"{name}{suffix}.parquet"
+
+
+def _digests(run: Run, steps: Sequence[int]) -> dict[int, str]:
+    """Digests of checkpoints, without those whose header cannot be read: such a file is left out when it is loaded."""
+    found = {}
+    for step in steps:
+        with suppress(DamagedFile, OSError):
+            found[step] = digest_of(run.checkpoints.folder / checkpoint_name(step))
+    return found
+
+
+def saved_steps(run: Run) -> list[int]:
+    """Steps with a checkpoint; an error where there is none."""
+    if not run.steps:
+        raise UserError(f"{run.path} has no checkpoints to analyze")
+    return run.steps
+
+
+def checkpoints(run: Run, steps: Sequence[int], progress: Progress) -> Iterator[tuple[int, HookedLM]]:
+    """One model with the weights of each step in turn; a damaged checkpoint is left out with a warning."""
+    model = HookedLM(run.config.model).eval()
+    for step in steps:
+        try:
+            load_weights(model, run, step)
+        except LeftOut as error:
+            progress.say(f"warning: {error}")
+            continue
+        yield step, model

@@ -1,0 +1,169 @@
+"""Tidy tables of results on disk: one parquet file per analysis, grown checkpoint by checkpoint.
+
+A file is written whole under a temporary name and renamed, so at any instant it is absent or complete. Its metadata
+say what it was computed with and, for each step, the digest of the checkpoint that its rows were read from: rows of a
+checkpoint that was replaced since, or made with something else, are not used again.
+"""
+
+import io
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
+
+from circuitscope.errors import UserError
+from circuitscope.runs.store import write_whole
+
+_KEY = b"circuitscope"
+_SECONDS = 5.0  # between writes
+
+
+class Table:
+    """Rows by step in `path`. Use as a context manager: leaving it, even by an error, writes what is done.
+
+    While it is open no other process can open it.
+
+    Args:
+        columns: names and pandas types, in order; "step" among them.
+        settings: the kind of table that this is. A file with other settings is set aside.
+        depends_on: what else all rows depend on. Rows made with something else are dropped.
+        digests: of the checkpoints that are asked for, by step. Rows of these steps that were read from a checkpoint
+            with another digest are dropped.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        columns: dict[str, str],
+        settings: dict[str, Any],
+        depends_on: Any = None,
+        digests: Mapping[int, str] | None = None,
+    ):
+        self.path, self.columns, self.digests = path, columns, dict(digests or {})
+        self.settings, self.depends_on = _as_json(settings), _as_json(depends_on)
+        self.notes: list[str] = []  # what a person should know of the rows that were there
+        self._new: list[dict[str, Any]] = []
+        self._written, self._pause = time.monotonic(), _SECONDS
+        self._saved = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
+        self._read_from: dict[str, str] = {}  # digests of the checkpoints behind the saved rows
+
+    def __enter__(self) -> "Table":
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(self.path.with_name(f".{self.path.stem}.lock"), timeout=0)
+            self._lock.acquire()
+        except Timeout:
+            raise UserError(
+                f"{self.path} is being written by another analysis of this run; wait until it is done"
+            ) from None
+        except OSError as error:
+            raise UserError(f"cannot write to {self.path.parent}: {error.strerror}") from None
+        try:
+            self._read()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.write()
+        finally:
+            self._lock.release()
+
+    @property
+    def steps(self) -> set[int]:
+        """Steps that have rows."""
+        return {int(s) for s in self._saved["step"].unique()} | {row["step"] for row in self._new}
+
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Rows of one more checkpoint; on disk within some seconds."""
+        self._new.extend(rows)
+        if time.monotonic() - self._written > self._pause:
+            self.write()
+
+    def write(self) -> None:
+        """Brings all rows to the disk."""
+        if not self._new:
+            return
+        began = time.monotonic()
+        self._read_from |= {str(s): self.digests[s] for row in self._new if (s := row["step"]) in self.digests}
+        self._saved, self._new = self.frame(), []
+        made_with = {"settings": self.settings, "depends_on": self.depends_on, "checkpoints": self._read_from}
+        table = pa.Table.from_pandas(self._saved, preserve_index=False)
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), _KEY: json.dumps(made_with)})
+        buffer = io.BytesIO()
+        pq.write_table(table, buffer, compression="zstd")
+        try:
+            write_whole(self.path, lambda file: file.write(buffer.getvalue()))
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error.strerror}") from None
+        self._written = time.monotonic()
+        self._pause = max(_SECONDS, 10 * (self._written - began))
+
+    def frame(self) -> pd.DataFrame:
+        """All rows, in order of step."""
+        if not self._new:
+            return self._saved
+        new = pd.DataFrame(self._new, columns=list(self.columns)).astype(self.columns)
+        return pd.concat([self._saved, new], ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
+
+    def _read(self) -> None:
+        """Takes over the rows on disk that can be used again, and notes what cannot."""
+        if not self.path.exists():
+            return
+        try:
+            table = pq.read_table(self.path)
+            made_with = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
+            if made_with.get("settings") != self.settings:
+                self._set_aside("was made by another version or with other settings")
+                return
+            depends_on, read_from = made_with["depends_on"], dict(made_with["checkpoints"])
+            frame: pd.DataFrame = table.to_pandas().astype(self.columns)[list(self.columns)]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
+            self._set_aside("is damaged")
+            return
+        if depends_on != self.depends_on:
+            how = _difference(depends_on, self.depends_on)
+            self.notes.append(f"{self.path.name} {how}; its rows are computed again")
+            return
+        replaced = [s for s, digest in self.digests.items() if s in set(frame.step) and read_from.get(str(s)) != digest]
+        if replaced:
+            several = len(replaced) > 1
+            which = f"{len(replaced)} checkpoints were" if several else f"checkpoint {replaced[0]} was"
+            since, whose = ("they were", "their") if several else ("it was", "its")
+            self.notes.append(
+                f"{self.path.name}: {which} replaced since {since} analyzed; {whose} rows are computed again"
+            )
+        self._saved = frame[~frame.step.isin(replaced)].reset_index(drop=True)
+        self._read_from = {step: digest for step, digest in read_from.items() if int(step) not in replaced}
+
+    def _set_aside(self, why: str) -> None:
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.stem}.old-{number}.parquet")).exists():
+            number += 1
+        try:
+            self.path.rename(aside)
+        except OSError as error:
+            raise UserError(f"{self.path} {why} and cannot be moved out of the way: {error.strerror}") from None
+        self.notes.append(f"warning: {self.path} {why}; it is kept as {aside.name} and computed again")
+
+
+def _as_json(value: Any) -> Any:
+    """A value as it comes back from a file."""
+    return json.loads(json.dumps(value))
+
+
+def _difference(before: Any, now: Any) -> str:
+    """How what a table was made with differs from what it would be made with now."""
+    if not (isinstance(before, list) and isinstance(now, list)):
+        return "was made with other settings"
+    missing, gone = ([str(x) for x in a if x not in b] for a, b in ((now, before), (before, now)))
+    parts = [f"without {', '.join(missing)}"] * bool(missing) + [f"with {', '.join(gone)}"] * bool(gone)
+    return f"was made {' and '.join(parts)}" if parts else "was made in another order"

@@ -1,0 +1,115 @@
+"""How far gradients reach through one layer: ‖∂ resid_post_i / ∂ resid_pre_j‖ by lag i − j.
+
+The whole layer is differentiated: norm, mixer (Φ's own dependence on its input with it), MLP and the
+residual branch, which alone gives √d_model at lag 0. Any model with the two residual hooks will do.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from circuitscope.analysis.reading.opened import opened
+from circuitscope.errors import UserError
+from circuitscope.lens import HookedRootModule, layer_index
+
+Stream = Float[Tensor, "batch pos d_model"]
+
+
+class Reach(NamedTuple):
+    """Mean of ‖∂ resid_post_i / ∂ resid_pre_{i−lag}‖² (Frobenius) over i and sequences, its standard error, and
+    how many sequences were looked at, by lag."""
+
+    squared: Float[Tensor, " lag"]
+    squared_stderr: Float[Tensor, " lag"]
+    n: Int[Tensor, " lag"]
+
+    @property
+    def norm(self) -> Float[Tensor, " lag"]:
+        """The root of the mean square."""
+        return self.squared.sqrt()
+
+    @property
+    def stderr(self) -> Float[Tensor, " lag"]:
+        """Of `norm`, to first order."""
+        return self.squared_stderr / (2 * self.norm)
+
+
+def gradient_reach(
+    model: HookedRootModule, tokens: Int[Tensor, "batch pos"], layer: int, *, probes: int | None = 4, seed: int = 0
+) -> Reach:
+    """Gradient reach of a layer, estimated by random vector-Jacobian products, or exact.
+
+    With random signs u, E ‖uᵀ J_ij‖² = ‖J_ij‖²_F: unbiased for the square, so the root of the mean square is
+    what is reported. Each destination i gets `probes` vectors, each on a sequence drawn at random. One
+    backward pass serves one destination in every sequence: ⌈probes · L / batch⌉ passes, and probes · (L − δ)
+    samples at lag δ. The standard error is over the sequences with samples, nan where that is one.
+
+    Args:
+        probes: None for the exact Jacobian of every sequence, L · d_model passes: for small sizes.
+    """
+    if probes is not None and probes < 1:
+        raise UserError(f"probes must be at least 1, or None for the exact Jacobian, got {probes}")
+    layer = layer_index(model, layer)
+    batch, length = tokens.shape
+    generator = torch.Generator().manual_seed(seed)
+    every = torch.arange(length)[:, None].expand(-1, batch)
+    dests = every if probes is None else _spread(batch, length, probes, generator)
+    with torch.enable_grad():
+        before, after = _residuals(model, tokens, layer, dests)
+    total = torch.zeros(batch, length, dtype=torch.float64, device=before.device)
+    count = torch.zeros_like(total)
+    for dest, out in zip(dests, after, strict=True):
+        src = (dest[:, None] - torch.arange(length)).to(total.device)
+        seen = (src >= 0) & (dest[:, None] >= 0).to(total.device)
+        vectors = _unit_vectors(out) if probes is None else [_random_signs(out, generator)]
+        for vector in vectors:
+            (gradient,) = torch.autograd.grad(out, before, vector, retain_graph=True)
+            total += gradient.double().square().sum(-1).gather(1, src.clamp(min=0)) * seen
+        count += seen
+    return _pooled(total, count)
+
+
+def _pooled(total: Float[Tensor, "batch lag"], count: Float[Tensor, "batch lag"]) -> Reach:
+    """Σ total / Σ count, with the standard error of a ratio over sequences."""
+    n = (count > 0).sum(0)
+    mean = total.sum(0) / count.sum(0)
+    spread = (total - count * mean).square().sum(0)
+    error = (spread * n / (n - 1)).sqrt() / count.sum(0)
+    return Reach(mean, torch.where(n > 1, error, torch.nan), n)
+
+
+def _spread(batch: int, length: int, probes: int, generator: torch.Generator) -> Int[Tensor, "passes batch"]:
+    """A destination for every pass and sequence: each position `probes` times, in random places; −1 where none is."""
+    passes = -(-probes * length // batch)
+    slots = torch.randperm(passes * batch, generator=generator)[: probes * length]
+    dests = torch.full((passes * batch,), -1)
+    dests[slots] = torch.arange(length).repeat(probes)
+    return dests.view(passes, batch)
+
+
+def _random_signs(like: Tensor, generator: torch.Generator) -> Tensor:
+    return (torch.randint(0, 2, like.shape, generator=generator) * 2 - 1).to(like)
+
+
+def _unit_vectors(like: Float[Tensor, "batch d_model"]) -> Iterator[Float[Tensor, "batch d_model"]]:
+    """Each coordinate, in all sequences at once."""
+    for coordinate in range(like.shape[-1]):
+        vector = torch.zeros_like(like)
+        vector[:, coordinate] = 1
+        yield vector
+
+
+def _residuals(
+    model: HookedRootModule, tokens: Int[Tensor, "batch pos"], layer: int, dests: Int[Tensor, "passes batch"]
+) -> tuple[Stream, list[Float[Tensor, "batch d_model"]]]:
+    """The stream before a layer, cut off from what made it; and after it, one destination per sequence and pass.
+
+    Each is a function of the first. A destination of −1 is read at 0, for a sequence that does not count.
+    """
+    batch, length = tokens.shape
+    at = (torch.arange(batch) * length + dests.clamp(min=0)).flatten().to(tokens.device)
+    before, after = opened(model).residuals(tokens, layer, at)
+    return before, list(after.view(*dests.shape, -1))

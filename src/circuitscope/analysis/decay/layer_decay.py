@@ -1,0 +1,162 @@
+"""Decay of the off-diagonal terms of a layer: profiles of its mixing matrix with and without D, and their rates.
+
+Folds over slices of channels; a Φ of all channels is never built. What is read from a profile is in
+`lag_profile`; the table of everything, transition products and gradients too, in `decay_rows`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from circuitscope.analysis.decay.lag_profile import (
+    DecayFit,
+    fit_decay,
+    half_mass,
+    jackknife_stderr,
+    mean_distance,
+    off_diagonal_ratio,
+    profile_by_sequence,
+)
+from circuitscope.analysis.reading.opened import opened
+from circuitscope.lens import HookedRootModule, layer_index
+from circuitscope.mixers.reading import Product, Reading
+
+Factors = str | Sequence[str]
+Profiles = Float[Tensor, "batch head lag"]
+
+_PROFILE_BYTES = 16e6  # of profiles made at once by a kernel that builds no Φ
+QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
+
+
+@dataclass(frozen=True)
+class Decay:
+    """Profiles m(δ) of a layer's heads (or channels), and what is read from each.
+
+    `numbers` holds, by head, kappa, kappa_r2, power, power_r2 (`fit_decay`), half_mass, mean_distance and
+    off_diagonal; `summary` their quartiles over the heads for which they exist ("kappa_median", "kappa_q25" …).
+    Both with standard errors over sequences by the jackknife (nan for half_mass, a step function of the
+    profile, which the jackknife does not serve).
+    """
+
+    profile: Float[Tensor, "head lag"]
+    mean_profile: tuple[Float[Tensor, " lag"], Float[Tensor, " lag"]]
+    numbers: dict[str, tuple[Float[Tensor, " head"], Float[Tensor, " head"]]]
+    summary: dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class LayerDecay:
+    """Decay of a layer's matrix at length `length` over `n` sequences; `without_D` where it has that term."""
+
+    layer: int
+    factor: str
+    length: int
+    n: int
+    whole: Decay
+    without_D: Decay | None
+
+
+@torch.no_grad()
+def layer_decay(
+    model: HookedRootModule,
+    tokens: Int[Tensor, "batch pos"],
+    layer: int,
+    factors: Factors = "phi",
+    chunk: int | None = None,
+) -> LayerDecay:
+    """Profiles of a layer's mixing matrix, and what is read from them.
+
+    The D term is the direct skip D δ_ij of mamba, s6, s4, s4_mamba, mamba2 and h3 and the skip bias of hyena;
+    without it means the same weights with D = 0, in composed factors too. Attention, based, gated_conv,
+    rwkv (whose bonus for the own token is normalized with the rest) and the delta rules have none.
+
+    Args:
+        factors: as `circuitscope.phi` takes them; another's model has "phi" alone, its hook_pattern.
+        chunk: heads (channels) at a time; about 8 MB by default.
+    """
+    layer = layer_index(model, layer)
+    name = factors if isinstance(factors, str) else "·".join(factors)
+    return reading_decay(opened(model).reading(tokens, layer), layer, factors, name, chunk)
+
+
+def reading_decay(
+    reading: Reading, layer: int, factors: Factors = "phi", name: str = "phi", chunk: int | None = None
+) -> LayerDecay:
+    """`layer_decay` of a layer that has been read."""
+    folds: list[_Fold] = []
+    for parts in _profiles(reading, reading.product(factors), chunk):
+        folds = folds or [_Fold() for _ in parts]
+        folds[0].add(parts[0])
+        for fold, part in zip(folds[1:], parts[1:], strict=True):
+            fold.add(part, folds[0] if torch.equal(part[..., 1:], parts[0][..., 1:]) else None)
+    whole, *rest = [fold.result() for fold in folds]
+    return LayerDecay(layer, name, reading.length, reading.batch, whole, rest[0] if rest else None)
+
+
+def _profiles(reading: Reading, product: Product, chunk: int | None) -> Iterator[tuple[Profiles, ...]]:
+    """Profiles by sequence in slices of units; a second one without D where the matrix holds it."""
+    kernel = product.factors[0].profile if len(product.factors) == 1 else None
+    if kernel is not None:
+        step = chunk or max(1, int(_PROFILE_BYTES // (4 * reading.batch * reading.length)))
+        for first in range(0, product.size, step):
+            whole, bare = kernel(slice(first, min(first + step, product.size)))
+            yield whole.double(), bare.double()
+        return
+    variants = [True, False] if product.has_skip else [True]
+    for parts in zip(*(reading.slices(product, units=chunk, skip=skip) for skip in variants), strict=True):
+        yield tuple(profile_by_sequence(matrix) for _, matrix in parts)
+
+
+class _Fold:
+    """Takes profiles by sequence, slice after slice of heads; by sequence and lag it keeps their mean over heads."""
+
+    def __init__(self) -> None:
+        self.profile: list[Tensor] = []
+        self.total: Tensor | float = 0.0
+        self.numbers: list[dict[str, Tensor]] = []
+        self.left_out: list[dict[str, Tensor]] = []
+
+    def add(self, part: Profiles, like: "_Fold | None" = None) -> None:
+        """One slice. `like` has taken a slice that differs from it at lag 0 alone: the same rates."""
+        mean, n = part.mean(0), len(part)
+        self.profile.append(mean)
+        self.total = self.total + part.sum(1)
+        self.numbers.append(_numbers(mean, like.numbers[-1] if like else None))
+        if n > 1 and part.stride(0) == 0:  # one matrix for all sequences
+            self.left_out.append({name: value.expand(n, -1) for name, value in self.numbers[-1].items()})
+        elif n > 1:
+            rest = ((n * mean - part) / (n - 1)).clamp(min=0)
+            self.left_out.append(_numbers(rest, like.left_out[-1] if like else None))
+
+    def result(self) -> Decay:
+        profile = torch.cat(self.profile)
+        assert isinstance(self.total, Tensor)
+        whole = self.total / len(profile)
+        n = len(whole)
+        rest = (n * whole.mean(0) - whole) / max(n - 1, 1)
+        q = torch.tensor(list(QUARTILES.values()), dtype=profile.dtype, device=profile.device)
+        numbers: dict[str, tuple[Tensor, Tensor]] = {}
+        summary: dict[str, tuple[float, float]] = {}
+        for name in self.numbers[0]:
+            value = torch.cat([part[name] for part in self.numbers])
+            error, spread = torch.full_like(value, torch.nan), torch.full_like(q, torch.nan)
+            if name != "half_mass" and self.left_out:
+                left_out = torch.cat([part[name] for part in self.left_out], dim=1)
+                error, spread = jackknife_stderr(left_out), jackknife_stderr(left_out.nanquantile(q, 1).T)
+            numbers[name] = (value, error)
+            found = zip(value.nanquantile(q).tolist(), spread.tolist(), strict=True)
+            summary |= {f"{name}_{word}": pair for word, pair in zip(QUARTILES, found, strict=True)}
+        return Decay(profile, (whole.mean(0), jackknife_stderr(rest)), numbers, summary)
+
+
+def _numbers(profile: Float[Tensor, "*lead lag"], known: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """All that is read from a profile; rates from `known` if that is given."""
+    rates = fit_decay(profile)._asdict() if known is None else {name: known[name] for name in DecayFit._fields}
+    return rates | {
+        "half_mass": half_mass(profile),
+        "mean_distance": mean_distance(profile),
+        "off_diagonal": off_diagonal_ratio(profile),
+    }

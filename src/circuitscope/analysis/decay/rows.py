@@ -1,0 +1,149 @@
+"""Decay of a model as tidy rows: profiles and rates, transition products, reach of gradients, layer by layer."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from circuitscope.analysis.decay.gradient_reach import gradient_reach
+from circuitscope.analysis.decay.lag_profile import jackknife_stderr
+from circuitscope.analysis.decay.layer_decay import QUARTILES, LayerDecay, reading_decay
+from circuitscope.analysis.decay.transition import ByLag, transition_norms
+from circuitscope.analysis.reading.opened import opened
+from circuitscope.analysis.registry import Row, analysis
+from circuitscope.analysis.scores.held_out import HeldOut
+from circuitscope.errors import unknown
+from circuitscope.lens import HookedRootModule, layer_count, layer_index
+from circuitscope.mixers.reading import Reading
+
+COLUMNS = {
+    "layer": "int64",
+    "head": "Int64",
+    "factor": "string",
+    "quantity": "string",
+    "lag": "Int64",
+    "value": "float64",
+    "stderr": "float64",
+    "n": "int64",
+}
+
+
+@analysis(
+    "decay",
+    "Decay of off-diagonal terms by lag, transition products, and the reach of gradients.",
+    COLUMNS,
+    means={"head": "number of the head or channel; none: the whole layer", "lag": "i − j; none: not by lag"},
+)
+def decay_of(model: HookedRootModule, data: HeldOut) -> list[Row]:
+    """`decay_rows` on held-out sequences."""
+    return decay_rows(model, data.own.tokens)
+
+
+def decay_rows(
+    model: HookedRootModule,
+    tokens: Int[Tensor, "batch pos"],
+    *,
+    layers: Sequence[int] | None = None,
+    factors: Sequence[str] = ("phi",),
+    probes: int = 2,
+    seed: int = 0,
+) -> list[Row]:
+    """All of it as tidy rows: layer, head (None: the whole layer), factor, quantity, lag (or None), value, stderr, n.
+
+    factor                    quantity
+    "phi", "composed" …       length; by lag profile (mean over heads), profile_median, _q25, _q75; by head and as
+    and "phi_without_D" …     _median, _q25, _q75 of the layer: kappa, kappa_r2, power, power_r2, half_mass,
+                              mean_distance, off_diagonal
+    "transition"              by lag transition_norm, transition_rms (means over heads) and their quartiles;
+                              time_constant by head and as quartiles, where the transition is gated
+    "gradient"                by lag gradient_reach
+    A layer leaves out what it does not have. n counts sequences.
+
+    Args:
+        factors: of each layer, those that it has.
+        probes: random vectors per destination for the reach of gradients; 0 leaves that out.
+    """
+    chosen = range(layer_count(model)) if layers is None else [layer_index(model, layer) for layer in layers]
+    rows: list[Row] = []
+    missing, offered = set(factors), set()
+    for layer, reading in opened(model).walk(tokens):
+        if layer not in chosen:
+            continue
+        names = _offered(reading)
+        offered |= names
+        missing -= names or missing
+        with torch.no_grad():
+            for factor in factors:
+                if factor in names:
+                    rows += _phi_rows(reading_decay(reading, layer, factor, factor))
+            if not isinstance(reading.transition, str):
+                rows += _transition_rows(reading, layer)
+        if probes:
+            reach = gradient_reach(model, tokens, layer, probes=probes, seed=seed)
+            parts = zip(reach.norm.tolist(), reach.stderr.tolist(), reach.n.tolist(), strict=True)
+            rows += [_row(layer, None, "gradient", "gradient_reach", lag, *part) for lag, part in enumerate(parts)]
+    if missing:
+        raise unknown("factor", missing.pop(), offered)
+    return rows
+
+
+def _offered(reading: Reading) -> set[str]:
+    """Names of the matrices that a layer has."""
+    return {"phi", *reading.products(diagonal=True)} if reading.factors else set()
+
+
+def _phi_rows(found: LayerDecay) -> Iterator[Row]:
+    for decay, factor in ((found.whole, found.factor), (found.without_D, f"{found.factor}_without_D")):
+        if decay is None:
+            continue
+        yield _row(found.layer, None, factor, "length", None, float(found.length), torch.nan, found.n)
+        value, error = (part.tolist() for part in decay.mean_profile)
+        for lag in range(found.length):
+            yield _row(found.layer, None, factor, "profile", lag, value[lag], error[lag], found.n)
+        yield from _quartile_rows(found.layer, factor, "profile", decay.profile, range(found.length), found.n)
+        for name, (one, spread) in decay.summary.items():
+            yield _row(found.layer, None, factor, name, None, one, spread, found.n)
+        for name, (by_head, spreads) in decay.numbers.items():
+            for head, (one, spread) in enumerate(zip(by_head.tolist(), spreads.tolist(), strict=True)):
+                yield _row(found.layer, head, factor, name, None, one, spread, found.n)
+
+
+def _transition_rows(reading: Reading, layer: int) -> Iterator[Row]:
+    found = transition_norms(reading)
+    parts: dict[str, ByLag] = {"transition_norm": found.norm, "transition_rms": found.rms}
+    for name, part in parts.items():
+        for lag, value, error in zip(part.lags, part.layer.tolist(), part.layer_stderr.tolist(), strict=True):
+            yield _row(layer, None, "transition", name, lag, value, error, part.n)
+        yield from _quartile_rows(layer, "transition", name, part.value, part.lags, part.n)
+    if found.log_decay is not None and found.time_constant is not None:
+        n, tau = len(found.log_decay), found.time_constant
+        rest = (n * found.log_decay.mean(0) - found.log_decay) / max(n - 1, 1)
+        spread = jackknife_stderr(-1 / rest).tolist()
+        yield from _quartile_rows(layer, "transition", "time_constant", tau[:, None], [None], n)
+        for head, value in enumerate(tau.tolist()):
+            yield _row(layer, head, "transition", "time_constant", None, value, spread[head], n)
+
+
+def _quartile_rows(
+    layer: int, factor: str, name: str, values: Float[Tensor, "head lag"], lags: Sequence[int | None], n: int
+) -> Iterator[Row]:
+    """Over heads, at each lag."""
+    for word, q in QUARTILES.items():
+        for lag, value in zip(lags, values.nanquantile(q, 0).tolist(), strict=True):
+            yield _row(layer, None, factor, f"{name}_{word}", lag, value, torch.nan, n)
+
+
+def _row(
+    layer: int, head: int | None, factor: str, quantity: str, lag: int | None, value: float, stderr: float, n: int
+) -> Row:
+    return {
+        "layer": layer,
+        "head": head,
+        "factor": factor,
+        "quantity": quantity,
+        "lag": lag,
+        "value": value,
+        "stderr": stderr,
+        "n": n,
+    }

@@ -1,0 +1,60 @@
+"""The sequences whose matrices are shown, and the edges of every score on them."""
+
+from dataclasses import dataclass, replace
+
+from circuitscope.analysis.scores.edges import Edges, named_edges
+from circuitscope.analysis.scores.held_out import HeldOut
+from circuitscope.analysis.scores.registry import SCORES
+from circuitscope.tasks import Batch
+
+EdgeList = list[tuple[int, int]]  # (dest, src)
+
+
+@dataclass(frozen=True)
+class ShownExamples:
+    """The task's own sequences, then one of repeated blocks where the task has none."""
+
+    own: Batch
+    repeats: Batch | None
+
+    @staticmethod
+    def of(data: HeldOut, count: int) -> "ShownExamples":
+        """The first `count` of the held-out sequences."""
+        repeats = None if data.repeats is data.own or data.repeats is None else _first(data.repeats, 1)
+        return ShownExamples(_first(data.own, count), repeats)
+
+    @property
+    def batches(self) -> list[Batch]:
+        """All sequences, by length."""
+        return [self.own] if self.repeats is None else [self.own, self.repeats]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Positions of every example."""
+        return [batch.tokens.shape[1] for batch in self.batches for _ in range(len(batch))]
+
+    def edges(self, extra: tuple[str, ...] = ()) -> list[dict[str, EdgeList]]:
+        """For every example the edges of each score that is measured on such sequences, by the score's name.
+
+        Args:
+            extra: more sets of edges on the task's own sequences, as `named_edges` takes them: "recall+1".
+        """
+        out: list[dict[str, EdgeList]] = []
+        for batch in self.batches:
+            on = ("own", "repeats") if batch is self.own else ("repeats",)
+            names = [s.name for s in SCORES.values() if s.edges and s.on in on and s.possible_on(batch.layout)]
+            sets = {name: named_edges(name, batch.layout) for name in [*names, *(extra if batch is self.own else ())]}
+            out += [{name: _in_row(edges, row) for name, edges in sets.items()} for row in range(len(batch))]
+        return out
+
+
+def _in_row(edges: Edges, row: int) -> EdgeList:
+    here = edges.sequence == row
+    return list(zip(edges.dest[here].tolist(), edges.src[here].tolist(), strict=True))
+
+
+def _first(batch: Batch, count: int) -> Batch:
+    layout = batch.layout
+    names = ("roles", "key_pos", "value_pos", "query_pos", "query_pair")
+    part = {name: getattr(layout, name)[:count] for name in names if getattr(layout, name) is not None}
+    return Batch(batch.tokens[:count], batch.labels[:count], replace(layout, **part))

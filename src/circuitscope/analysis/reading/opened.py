@@ -1,0 +1,331 @@
+"""Any model as layers with readings: this package's, or another with TransformerLens's hook names.
+
+This is the one place in analysis that knows which kind of model it looks at. `opened(model)` answers for both:
+a HookedLM, whose mixers say what they offer, or any HookedRootModule that shows attention patterns
+(TransformerBridge among them). `pattern_reading` makes a reading of a bare tensor of patterns.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from circuitscope.analysis.reading.gradients import without_gradients
+from circuitscope.errors import UserError, unknown
+from circuitscope.lens import HookedRootModule, layer_count, layer_index
+from circuitscope.mixers.reading import SLICE_BYTES, Factor, Product, Reading, State
+from circuitscope.models.hooked_lm import HookedLM
+
+Tokens = Int[Tensor, "batch pos"]
+Stream = Float[Tensor, "batch pos d_model"]
+Where = Int[Tensor, " label"]
+Logits = Float[Tensor, "label vocab"]
+
+
+class Mixing(NamedTuple):
+    """One mixing matrix of a layer, or a slice of its units (heads or channels)."""
+
+    layer: int
+    product: Product
+    units: slice
+    matrix: Float[Tensor, "batch unit dest src"]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no further slice of this matrix follows."""
+        return bool(self.units.stop == self.product.size)
+
+
+def matrices(model: HookedRootModule, tokens: Tokens, factors: Sequence[str] | None = None) -> Iterator[Mixing]:
+    """Every mixing matrix of a model in one pass, in slices of units of about 8 MB.
+
+    Args:
+        factors: names to keep; all that are matrices (not diagonal) by default.
+    """
+    return opened(model).walk(tokens).matrices(factors)
+
+
+def pattern_reading(pattern: Float[Tensor, "batch head dest src"]) -> Reading:
+    """A bare tensor of attention patterns as the reading of a layer."""
+    factor = Factor("pattern", "head", pattern.shape[1], lambda heads: pattern[:, heads], shares=True, core=True)
+    return Reading((len(pattern), pattern.shape[2]), (factor,), "only the patterns of this layer are known")
+
+
+class Walk(ABC):
+    """One pass of a model over tokens: the reading of each layer as it is iterated, its logits when it has been.
+
+    Args:
+        at: flat positions row · length + pos to have logits at; none: no more is computed than readings need.
+    """
+
+    def __init__(self, model: Any, tokens: Tokens, at: Where | None):
+        self.model, self.tokens, self.at = model, tokens, at
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[tuple[int, Reading]]:
+        """(layer, reading), in order."""
+
+    @abstractmethod
+    def logit_slices(self) -> Iterator[Logits]:
+        """Logits at the positions asked for, in slices of the labels of about 8 MB, each the caller's own.
+
+        They are the same numbers: on a CPU arrays that small stay in the cache.
+        """
+
+    @property
+    def logits(self) -> Logits | None:
+        """Logits at the positions asked for, once iterated."""
+        slices = list(self.logit_slices())
+        return torch.cat(slices) if slices else None
+
+    @without_gradients
+    def matrices(self, factors: Sequence[str] | None = None) -> Iterator[Mixing]:
+        """Every mixing matrix, or those named, in slices of units."""
+        for layer, reading in self:
+            for name, product in reading.products().items():
+                if factors is None or name in factors:
+                    for units, matrix in reading.slices(product):
+                        yield Mixing(layer, product, units, matrix)
+
+
+class Opened(ABC):
+    """A model, and what analysis asks of it besides its hooks."""
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    @property
+    def n_layers(self) -> int:
+        return layer_count(self.model)
+
+    @abstractmethod
+    def walk(self, tokens: Tokens, at: Where | None = None) -> Walk:
+        """One pass over the layers."""
+
+    @abstractmethod
+    def reading(self, tokens: Tokens, layer: int) -> Reading:
+        """What one layer says of itself on these tokens."""
+
+    def state(self, tokens: Tokens, layer: int) -> State | None:
+        """The recurrent state of a layer, where it has one."""
+        return self.reading(tokens, layer).state
+
+    @abstractmethod
+    def called(self, layer: int) -> str:
+        """What kind of layer it is, in a word."""
+
+    @abstractmethod
+    def hook(self, layer: int, name: str) -> str:
+        """The whole name of a mixer's hook: "hook_phi", "hook_z", "hook_state"."""
+
+    @abstractmethod
+    def before_logits(self, tokens: Tokens) -> Float[Tensor, "batch pos out"]:
+        """The last activation that hooks can still change, at all positions."""
+
+    @abstractmethod
+    def to_logits(self, out: Float[Tensor, "label out"]) -> Logits:
+        """Logits from rows of `before_logits`."""
+
+    @abstractmethod
+    def logit_bytes(self, out: Tensor, labels: int) -> int:
+        """What the logits at so many labels take, where `out` is `before_logits` of a sequence."""
+
+    @abstractmethod
+    def residuals(self, tokens: Tokens, layer: int, at: Where) -> tuple[Stream, Float[Tensor, "label d_model"]]:
+        """The stream before a layer, cut off from what made it; and after it, at flat positions, as its function."""
+
+    @property
+    @abstractmethod
+    def embedding(self) -> Float[Tensor, "token d_model"]:
+        """The token embedding."""
+
+    @abstractmethod
+    def attention(self) -> dict[int, Any]:
+        """Layers whose heads have W_Q, W_K, W_V and W_O, by number."""
+
+
+def opened(model: HookedRootModule) -> Opened:
+    """A model as analysis sees it."""
+    return _Own(model) if isinstance(model, HookedLM) else _Foreign(model)
+
+
+class _OwnWalk(Walk):
+    """Blocks one after the other; a layer that can be read in passing is read while it runs."""
+
+    model: HookedLM
+    _final: Float[Tensor, "label d_model"] | None = None
+
+    @without_gradients
+    def __iter__(self) -> Iterator[tuple[int, Reading]]:
+        resid, last = self.model.embedded(self.tokens), self.model.config.n_layers - 1
+        for layer, block in enumerate(self.model.layers):
+            goes_on, at = layer < last or self.at is not None, self.at if layer == last else None
+            in_passing = self.model.config.mixers[layer].phi_in_passing
+            if goes_on and in_passing and block.mixer.n_heads <= self._units_per_slice():
+                kept: list[Tensor] = []
+                listening = block.mixer.hook_phi.register_forward_hook(
+                    lambda module, args, phi, kept=kept: kept.append(phi), prepend=True
+                )
+                try:
+                    resid = block(resid, at)
+                finally:
+                    listening.remove()
+                yield layer, block.mixer.reading_from(kept[0])
+                continue
+            yield layer, block.mixer.reading(block.mixer_input(resid))
+            if goes_on:
+                resid = block(resid, at)
+        if self.at is not None:
+            self._final = self.model.ln_final(resid)
+
+    def _units_per_slice(self) -> int:
+        return Reading(self.tokens.shape).units_per_slice
+
+    @without_gradients
+    def logit_slices(self) -> Iterator[Logits]:
+        if self._final is not None:
+            labels = max(1, int(SLICE_BYTES // (4 * self.model.config.vocab_size)))
+            for part in self._final.split(labels):
+                yield F.linear(part, self.model.W_U.T)
+
+
+class _Own(Opened):
+    """A HookedLM."""
+
+    model: HookedLM
+
+    def walk(self, tokens: Tokens, at: Where | None = None) -> Walk:
+        return _OwnWalk(self.model, tokens, at)
+
+    def reading(self, tokens: Tokens, layer: int) -> Reading:
+        return self.model.reading(tokens, layer)
+
+    def called(self, layer: int) -> str:
+        return self.model.config.mixers[layer].name
+
+    def hook(self, layer: int, name: str) -> str:
+        full = f"blocks.{layer_index(self.model, layer)}.mixer.{name}"
+        if full not in self.model.hook_dict:
+            raise unknown("hook", full, self.model.hook_dict)
+        return full
+
+    def before_logits(self, tokens: Tokens) -> Float[Tensor, "batch pos out"]:
+        return self.model.hidden(tokens)
+
+    def to_logits(self, out: Float[Tensor, "label out"]) -> Logits:
+        return F.linear(out, self.model.W_U.T)
+
+    def logit_bytes(self, out: Tensor, labels: int) -> int:
+        return labels * self.model.config.vocab_size * out.element_size()
+
+    def residuals(self, tokens: Tokens, layer: int, at: Where) -> tuple[Stream, Float[Tensor, "label d_model"]]:
+        with torch.no_grad():
+            before = self.model.stream_before(tokens, layer)
+        before = before.detach().requires_grad_()
+        return before, self.model.layers[layer](before, at)  # past the mixer only where it is looked at
+
+    @property
+    def embedding(self) -> Float[Tensor, "token d_model"]:
+        return self.model.embed.weight
+
+    def attention(self) -> dict[int, Any]:
+        return {i: block.mixer for i, block in enumerate(self.model.layers) if hasattr(block.mixer, "W_O")}
+
+
+class _ForeignWalk(Walk):
+    """All patterns from one run of the model."""
+
+    _logits: Logits | None = None
+
+    @without_gradients
+    def __iter__(self) -> Iterator[tuple[int, Reading]]:
+        names = [name for name in self.model.hook_dict if name.endswith("hook_pattern")]
+        if not names:
+            raise UserError(
+                f"{type(self.model).__name__} shows no mixing matrix: it has no hook named …hook_pattern"
+                " (circuitscope's own models show hook_phi)"
+            )
+        logits, cache = self.model.run_with_cache(self.tokens, names_filter=lambda name: name in names)
+        if self.at is not None:
+            self._logits = logits.flatten(0, 1)[self.at]
+        for i, name in enumerate(names):
+            number = re.search(r"\d+", name)
+            yield int(number[0]) if number else i, pattern_reading(cache[name])
+
+    def logit_slices(self) -> Iterator[Logits]:
+        if self._logits is not None:
+            yield self._logits.clone()
+
+
+class _Foreign(Opened):
+    """Any HookedRootModule with TransformerLens's hook names."""
+
+    _NAMES = {"hook_phi": "hook_pattern"}  # noqa: RUF012
+
+    def walk(self, tokens: Tokens, at: Where | None = None) -> Walk:
+        return _ForeignWalk(self.model, tokens, at)
+
+    def reading(self, tokens: Tokens, layer: int) -> Reading:
+        layer = layer_index(self.model, layer)
+        found = dict(self.walk(tokens))
+        if layer not in found:
+            raise UserError(
+                f"layer {layer} of {type(self.model).__name__} shows no mixing matrix: it has no hook_pattern"
+            )
+        return found[layer]
+
+    def state(self, tokens: Tokens, layer: int) -> State | None:
+        return None  # what is known of such a layer is at most its pattern
+
+    def called(self, layer: int) -> str:
+        return "attention"
+
+    def hook(self, layer: int, name: str) -> str:
+        full = f"blocks.{layer_index(self.model, layer)}.attn.{self._NAMES.get(name, name)}"
+        if full not in self.model.hook_dict:
+            raise UserError(f"layer {layer} has no {name}: expected a hook named {full}")
+        return full
+
+    def before_logits(self, tokens: Tokens) -> Float[Tensor, "batch pos out"]:
+        out: Tensor = self.model(tokens)
+        return out
+
+    def to_logits(self, out: Float[Tensor, "label out"]) -> Logits:
+        return out
+
+    def logit_bytes(self, out: Tensor, labels: int) -> int:
+        return out.numel() * out.element_size()
+
+    def residuals(self, tokens: Tokens, layer: int, at: Where) -> tuple[Stream, Float[Tensor, "label d_model"]]:
+        names = [f"blocks.{layer}.hook_resid_{side}" for side in ("pre", "post")]
+        for name in names:
+            if name not in self.model.hook_dict:
+                raise unknown("hook", name, self.model.hook_dict)
+        seen: dict[str, Tensor] = {}
+
+        def enter(value: Tensor, hook: Any) -> Tensor:
+            seen["before"] = value.detach().requires_grad_()
+            return seen["before"]
+
+        def leave(value: Tensor, hook: Any) -> Tensor:
+            seen["after"] = value
+            return value.detach()
+
+        with self.model.hooks(fwd_hooks=[(names[0], enter), (names[1], leave)]):
+            self.model(tokens)
+        return seen["before"], seen["after"].flatten(0, 1)[at]
+
+    @property
+    def embedding(self) -> Float[Tensor, "token d_model"]:
+        weight = getattr(self.model, "W_E", None)
+        if not isinstance(weight, Tensor):
+            raise UserError("this model has no token embedding W_E; use the model 'logistic'")
+        return weight
+
+    def attention(self) -> dict[int, Any]:
+        return {}

@@ -1,0 +1,95 @@
+"""What an analysis is, and the analyses by name.
+
+An analysis gives the rows of one table: from the model and held-out sequences of each checkpoint, or from a run as a
+whole and tables of other analyses. It says what it is, what its columns mean, which checkpoints it is meant for and
+which runs cannot have it. `analyze`, its help, the tables' cache, figures and the report go through this registry; viz
+registers words and a figure under the analysis's name.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from circuitscope.registry import Registry
+
+if TYPE_CHECKING:
+    from circuitscope.analysis.checkpoints.results import Results
+    from circuitscope.analysis.scores.held_out import HeldOut
+    from circuitscope.lens import HookedRootModule
+    from circuitscope.runs.run import Run
+
+Row = dict[str, Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """One analysis; either `rows` or `run_rows` is given.
+
+    Args:
+        name: also the name of its table, RUN/analysis/NAME.parquet.
+        about: one sentence for help and lists.
+        columns: the table's columns with their pandas types, in order, without `run` and `step`, which every table of
+            checkpoints starts with.
+        rows: gives the rows of one checkpoint, without run and step, from a model and held-out sequences.
+        run_rows: gives the rows of a whole run, without its name, from the results of the analyses in `needs`.
+        needs: names of analyses whose tables `run_rows` reads.
+        means: what columns mean, in words, where the name does not say it.
+        steps: the checkpoints it is meant for by default.
+        refuses: says why a run cannot have it, or gives "".
+        depends_on: what the rows depend on besides the checkpoint and the sequences, such as the list of scores, as
+            JSON can hold it. Rows that were made with something else are computed again.
+        at_once: how many checkpoints of a run are best read at the same time; `rows` then runs on several threads.
+    """
+
+    name: str
+    about: str
+    columns: Mapping[str, str]
+    rows: "Callable[[HookedRootModule, HeldOut], Iterable[Row]] | None" = None
+    run_rows: "Callable[[Results], Iterable[Row]] | None" = None
+    needs: tuple[str, ...] = ()
+    means: Mapping[str, str] = field(default_factory=dict)
+    steps: Literal["all", "last"] = "all"
+    refuses: "Callable[[Run], str]" = lambda run: ""
+    depends_on: "Callable[[Run], Any]" = lambda run: None
+    at_once: "Callable[[Run], int]" = lambda run: 1
+
+    @property
+    def table_columns(self) -> dict[str, str]:
+        """All columns of the table."""
+        step = {} if self.rows is None else {"step": "int64"}
+        return {"run": "string", **step, **self.columns}
+
+
+_HERE = "circuitscope.analysis"
+ANALYSES: Registry[Analysis] = Registry(
+    "analysis",
+    "analyses",
+    own=(
+        f"{_HERE}.scores.rows",
+        f"{_HERE}.phases.timeline",
+        f"{_HERE}.causal.circuit",
+        f"{_HERE}.causal.battery",
+        f"{_HERE}.decay.rows",
+    ),
+)
+
+
+def analysis(name: str, about: str, columns: Mapping[str, str], **options: Any) -> Callable[[Function], Function]:
+    """Registers a function (model, held-out sequences) → rows as an analysis; the options are `Analysis`'s."""
+
+    def register(rows: Function) -> Function:
+        ANALYSES.add(name, Analysis(name, about, columns, rows=rows, **options), rows.__module__)
+        return rows
+
+    return register
+
+
+def run_analysis(name: str, about: str, columns: Mapping[str, str], **options: Any) -> Callable[[Function], Function]:
+    """Registers a function (results of a run) → rows as an analysis of runs as a whole."""
+
+    def register(rows: Function) -> Function:
+        ANALYSES.add(name, Analysis(name, about, columns, run_rows=rows, **options), rows.__module__)
+        return rows
+
+    return register

@@ -1,0 +1,189 @@
+"""Edges of a mixing matrix that a circuit would use: which dest reads which src.
+
+A score is the weight a matrix puts on such a set, a knockout removes the same set: one definition for
+"looks like" and for "is used".
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from circuitscope.analysis.scores.registry import EVERYWHERE, SCORES, edge_score
+from circuitscope.errors import UserError, unknown
+from circuitscope.tasks import Layout, Role
+
+
+@dataclass(frozen=True)
+class Edges:
+    """A set of edges dest ← src in each sequence.
+
+    Edge e runs from `src[e]` to `dest[e]` in sequence `sequence[e]`; `dests` counts the distinct
+    destinations of a sequence.
+    """
+
+    name: str
+    sequence: Int[Tensor, " edge"]
+    dest: Int[Tensor, " edge"]
+    src: Int[Tensor, " edge"]
+    dests: Int[Tensor, " batch"]
+    length: int
+
+    @staticmethod
+    def of(name: str, mask: Bool[Tensor, "batch dest src"]) -> "Edges":
+        """The edges that a mask marks."""
+        sequence, dest, src = mask.nonzero(as_tuple=True)
+        return Edges(name, sequence, dest, src, mask.any(dim=2).sum(dim=1), mask.shape[1])
+
+    def mask(self) -> Bool[Tensor, "batch dest src"]:
+        """True on the edges."""
+        out = torch.zeros(len(self.dests), self.length, self.length, dtype=torch.bool)
+        out[self.sequence, self.dest, self.src] = True
+        return out
+
+    def on(self, matrix: Float[Tensor, "batch head dest src"]) -> Float[Tensor, "edge head"]:
+        """Entries of a matrix at the edges."""
+        if matrix.shape[0] != len(self.dests) or matrix.shape[2:] != (self.length, self.length):
+            raise UserError(
+                f"the matrix is {tuple(matrix.shape)}, but the layout has {len(self.dests)} sequences"
+                f" of length {self.length}; expected [batch, head, dest, src]"
+            )
+        return matrix[self.sequence, :, self.dest, self.src]
+
+    def total(self, per_edge: Float[Tensor, "edge head"]) -> Float[Tensor, "batch head"]:
+        """Σ over the edges of a destination, averaged over the destinations of a sequence."""
+        total = per_edge.new_zeros(len(self.dests), per_edge.shape[1]).index_add_(0, self.sequence, per_edge)
+        return total / self.dests[:, None].clamp(min=1)
+
+
+@edge_score("binding", "at a context value, on its key", needs="pairs", shown=EVERYWHERE)
+def binding(layout: Layout, offset: int = 0) -> Edges:
+    """Every context value ← its own key, the previous-token step of recall; with an offset, a later position ← key."""
+    value_pos, _ = _pairs(layout, "binding")
+    assert layout.key_pos is not None
+    return _between(layout, "binding", value_pos, layout.key_pos, dest_offset=offset)
+
+
+@edge_score("recall", "at a query, on the bound value", needs="pairs", shown=EVERYWHERE)
+def recall(layout: Layout, offset: int = 0) -> Edges:
+    """Every query ← the value bound to the key it asks for; with an offset, ← so many positions after it.
+
+    A mixer with a short conv may let key and value meet after the value: in Mamba often one position on.
+    """
+    _, query_pos = _pairs(layout, "recall")
+    return _between(layout, "recall", query_pos, layout.answer_pos(), src_offset=offset)
+
+
+@edge_score("value", "at a query, on all values", needs="pairs", shown=("table", "timeline", "figure"))
+def value(layout: Layout, offset: int = 0) -> Edges:
+    """Every query ← all values of the context; with an offset, ← so many positions after each."""
+    value_pos, query_pos = _pairs(layout, "value")
+    queries, values = query_pos.shape[1], value_pos.shape[1]
+    every_query = query_pos[:, :, None].expand(-1, -1, values).flatten(1)
+    every_value = value_pos[:, None, :].expand(-1, queries, -1).flatten(1)
+    return _between(layout, "value", every_query, every_value, src_offset=offset)
+
+
+@edge_score("previous_token", "on the position before", shown=("table", "timeline", "figure"))
+def previous_token(layout: Layout) -> Edges:
+    """i ← i − 1, for i ≥ 1."""
+    batch, length = layout.roles.shape
+    mask = torch.eye(length, dtype=torch.bool).roll(1, 0)
+    mask[0] = False
+    return Edges.of("previous_token", mask.expand(batch, -1, -1))
+
+
+@edge_score("induction", "prefix matching on repeated random blocks", on="repeats", shown=EVERYWHERE)
+def induction(layout: Layout) -> Edges:
+    """On repeated blocks: every position of repeats 2..r ← the positions after earlier occurrences of its token."""
+    return _repeats(layout, "induction", after=1)
+
+
+@edge_score("duplicate", "on earlier occurrences, repeated random blocks", on="repeats")
+def duplicate(layout: Layout) -> Edges:
+    """On repeated blocks: every position of repeats 2..r ← the earlier occurrences of its token."""
+    return _repeats(layout, "duplicate", after=0)
+
+
+def carry(layout: Layout, offset: int = 0) -> Edges:
+    """A position after every context value (offset 0: itself) ← that value."""
+    value_pos, _ = _pairs(layout, "carry")
+    return _between(layout, "carry", value_pos, value_pos, dest_offset=offset)
+
+
+def between_roles(layout: Layout, dest: Role | str, src: Role | str) -> Edges:
+    """Every position of role `dest` ← every earlier position of role `src`."""
+    to, of = _role(dest), _role(src)
+    length = layout.roles.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool).tril(-1)
+    mask = (layout.roles == to)[:, :, None] & (layout.roles == of)[:, None, :] & causal
+    if not mask.any():
+        raise UserError(f"no {to.name} of this layout has an earlier {of.name}")
+    return Edges.of(f"{to.name}<-{of.name}", mask)
+
+
+OFFSET: dict[str, Callable[[Layout, int], Edges]] = {
+    "recall": recall,
+    "value": value,
+    "binding": binding,
+    "carry": carry,
+}
+
+
+def named_edges(name: str, layout: Layout) -> Edges:
+    """A set of edges by name.
+
+    That of a score; one of OFFSET moved by so many positions, as in "recall+1"; or "DEST<-SRC" by roles, as in
+    "query<-filler".
+    """
+    if "<-" in name:
+        dest, src = name.split("<-", 1)
+        return between_roles(layout, dest.strip(), src.strip())
+    base, plus, offset = name.partition("+")
+    if plus and base in OFFSET and offset.isdecimal():
+        return OFFSET[base](layout, int(offset))
+    known = {score.name: score.edges for score in SCORES.values() if score.edges is not None}
+    if name not in known:
+        raise unknown("set of edges", name, [*known, *(f"{n}+1" for n in OFFSET), "query<-value"])
+    return known[name](layout)
+
+
+def _role(role: Role | str) -> Role:
+    return role if isinstance(role, Role) else Role.named(role)
+
+
+def _pairs(layout: Layout, name: str) -> tuple[Int[Tensor, "batch pair"], Int[Tensor, "batch query"]]:
+    if layout.value_pos is None or layout.query_pos is None:
+        raise UserError(f"{name} needs a task with keys, values and queries, such as mqar; this layout has none")
+    return layout.value_pos, layout.query_pos
+
+
+def _between(
+    layout: Layout,
+    name: str,
+    dest: Int[Tensor, "batch edge"],
+    src: Int[Tensor, "batch edge"],
+    dest_offset: int = 0,
+    src_offset: int = 0,
+) -> Edges:
+    """Edges that stay causal and inside the sequence once moved."""
+    batch, length = layout.roles.shape
+    dest, src = dest + dest_offset, src + src_offset
+    inside = (dest < length) & (src <= dest)
+    sequence = torch.arange(batch)[:, None].expand_as(dest)
+    mask = torch.zeros(batch, length, length, dtype=torch.bool)
+    mask[sequence[inside], dest[inside], src[inside]] = True
+    offset = dest_offset + src_offset
+    return Edges.of(f"{name}+{offset}" if offset else name, mask)
+
+
+def _repeats(layout: Layout, name: str, after: int) -> Edges:
+    if layout.period is None:
+        raise UserError(f"{name} needs repeated blocks: a layout with a period, such as the task induction makes")
+    batch, length = layout.roles.shape
+    dest, src = torch.arange(length)[:, None], torch.arange(length)[None, :]
+    back = dest - src + after
+    mask = (back > 0) & (back % layout.period == 0) & (src >= 1 + after)
+    return Edges.of(name, mask.expand(batch, -1, -1))

@@ -1,0 +1,56 @@
+"""The sequences that scores are computed on: the task's own, held out, and repeated random blocks."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from circuitscope.analysis.scores.edges import Edges
+from circuitscope.analysis.scores.registry import SCORES
+from circuitscope.errors import UserError
+from circuitscope.tasks import Batch, Induction, Task
+
+_LONGEST = 101  # positions of repeated blocks
+
+
+class HeldOut:
+    """Sequences of the test split, which training never sees, and repeated blocks where the model can take them.
+
+    Args:
+        longest: positions the model can take.
+        seed: of the examples.
+    """
+
+    def __init__(self, task: Task, *, longest: int, sequences: int = 256, seed: int = 0):
+        self.task, self.sequences = task, sequences
+        self.own = task.batch(0, split="test", size=sequences, seed=seed)
+        self.repeats: Batch | None = None
+        if isinstance(task, Induction):
+            self.repeats = self.own
+        elif min(longest, _LONGEST) >= 9:
+            repeats = Induction.fitting(min(longest, _LONGEST), task.needs()["vocab_size"])
+            self.repeats = repeats.batch(0, split="test", size=sequences, seed=seed)
+        self._sets: dict[tuple[str, str], Edges] = {}
+
+    def edges(self, names: Sequence[str], on: str) -> list[Edges]:
+        """The edges of the named scores that are measured on "own" or on "repeats" and exist there."""
+        batch = self.own if on == "own" else self.repeats
+        found = []
+        for score in (SCORES[name] for name in names):
+            if batch is None or score.edges is None or score.on != on or not score.possible_on(batch.layout):
+                continue
+            if (on, score.name) not in self._sets:
+                self._sets[on, score.name] = replace(score.edges(batch.layout), name=score.name)
+            found.append(self._sets[on, score.name])
+        return found
+
+
+def check_scores(names: Sequence[str] | None, task: Task) -> tuple[str, ...]:
+    """The scores asked for, refused where the task cannot have them; all that it can have if none are named."""
+    layout = task.batch(0, split="test", size=1).layout
+    possible = tuple(name for name, score in SCORES.items() if score.on == "repeats" or score.possible_on(layout))
+    for name in names or ():
+        if SCORES[name].name not in possible:
+            raise UserError(
+                f"{name} needs a task with keys, values and queries, and {task.name} has none; valid: "
+                + ", ".join(possible)
+            )
+    return tuple(names or possible)

@@ -1,0 +1,218 @@
+"""All circuit scores of one model as tidy rows: what `analyze` saves for a checkpoint."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from circuitscope.analysis.checkpoints.in_order import readable_at_once
+from circuitscope.analysis.reading.gradients import without_gradients
+from circuitscope.analysis.reading.opened import Walk, opened
+from circuitscope.analysis.registry import Row, analysis
+from circuitscope.analysis.scores.answers import Answers, answers
+from circuitscope.analysis.scores.edges import Edges
+from circuitscope.analysis.scores.head_weights import compositions, copying_scores
+from circuitscope.analysis.scores.held_out import HeldOut, check_scores
+from circuitscope.analysis.scores.registry import SCORES, Score, row_score
+from circuitscope.analysis.scores.weight_on_edges import summarize, weightings_of, weights_on
+from circuitscope.lens import HookedRootModule
+from circuitscope.tasks import Batch
+
+COLUMNS = {
+    "layer": "Int64",
+    "head": "Int64",
+    "factor": "string",
+    "unit": "string",
+    "score": "string",
+    "weighting": "string",
+    "value": "float64",
+    "stderr": "float64",
+    "n": "int64",
+}
+
+
+@analysis(
+    "scores",
+    "Binding, recall and the other circuit scores of every layer, head and channel.",
+    COLUMNS,
+    means={
+        "head": "number of the head or channel; none: the whole layer",
+        "factor": "the matrix: a factor of Φ, Φ itself, or all factors composed",
+        "unit": "what head counts: heads or channels",
+        "weighting": "raw: shares as they are; abs: |Φ| over its row sum; signed: Φ over the row sum of |Φ|",
+    },
+    depends_on=lambda run: sorted(check_scores(None, run.config.task)),
+    at_once=lambda run: readable_at_once(run.config.model),
+)
+def every_score(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
+    """Rows of all scores that the task can have."""
+    return score_rows(model, data, check_scores(None, data.task))
+
+
+@without_gradients
+def score_rows(model: HookedRootModule, data: HeldOut, names: Sequence[str]) -> Iterator[Row]:
+    """Rows (without run and step) of every score, layer, factor and unit.
+
+    Row with no head: the whole layer, |Φ| summed over its units. Row with no layer: the whole model.
+    """
+    where, target = data.own.labelled()
+    own = opened(model).walk(data.own.tokens, at=where if "model" in names else None)
+    yield from _matrix_rows(own, data.edges(names, "own"))
+    if "model" in names:
+        yield from model_rows(answers(own.logit_slices(), target), data.own)
+    if data.repeats is not None and (sets := data.edges(names, "repeats")):
+        yield from _matrix_rows(opened(model).walk(data.repeats.tokens), sets)
+    for rows in (SCORES[name].rows for name in names):
+        if rows is not None:
+            yield from rows(model, data)
+
+
+def _matrix_rows(walk: Walk, sets: list[Edges]) -> Iterator[Row]:
+    whole: Tensor | None = None
+    for layer, product, units, matrix in walk.matrices():
+        place: dict[str, Any] = {"layer": layer, "factor": product.name, "unit": product.unit}
+        for (name, weighting), per_sequence in weights_on(sets, matrix, weightings_of(product)).items():
+            value, stderr, n = summarize(per_sequence)
+            for i, (v, e) in enumerate(zip(value.tolist(), stderr.tolist(), strict=True)):
+                yield _row(name, weighting, v, e, n, head=units.start + i, **place)
+        if product.size == 1 and product.unit == "head":  # the head is the layer
+            continue
+        part = matrix.abs().sum(dim=1, keepdim=True) if matrix.stride(0) else _shared(matrix)
+        whole = part if units.start == 0 or whole is None else whole + part
+        if units.stop == product.size:
+            for (name, weighting), per_sequence in weights_on(sets, whole, ["abs"]).items():
+                value, stderr, n = summarize(per_sequence)
+                yield _row(name, weighting, value.item(), stderr.item(), n, **place)
+
+
+def _shared(matrix: Tensor) -> Tensor:
+    """Σ over heads of |M| where all sequences share one matrix."""
+    return matrix[:1].abs().sum(dim=1, keepdim=True).expand(len(matrix), -1, -1, -1)
+
+
+@row_score(
+    "copying",
+    {"copying_values": "OV: raises the value it reads", "copying": "OV: raises the token it reads"},
+    shown=("table",),
+)
+def copying_rows(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
+    """Copying of attention heads on random tokens, and on the values of the task's own sequences."""
+    if data.repeats is None:
+        return
+    assert data.repeats.layout.period is not None
+    blocks = {"copying": data.repeats.tokens[:, 1 : 1 + data.repeats.layout.period]}
+    if data.own.layout.value_pos is not None and data.own.layout.value_pos.shape[1] > 1:
+        blocks["copying_values"] = data.own.tokens.gather(1, data.own.layout.value_pos)
+    for name, tokens in blocks.items():
+        for layer, per_sequence in copying_scores(model, tokens).items():
+            value, stderr, n = summarize(per_sequence)
+            for head, (v, e) in enumerate(zip(value.tolist(), stderr.tolist(), strict=True)):
+                yield _row(name, "share", v, e, n, layer=layer, head=head, factor="ov", unit="head")
+
+
+@row_score(
+    "composition",
+    {
+        "k_composition": "reads the earlier head by keys",
+        "q_composition": "reads the earlier head by queries",
+        "v_composition": "reads the earlier head by values",
+    },
+    shown=("table",),
+)
+def composition_rows(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
+    """Composition of attention heads, from their weights; `factor` names the earlier head."""
+    for c in compositions(model):
+        layer, head = c.later
+        reads = f"L{c.earlier[0]}H{c.earlier[1]}"
+        yield _row(
+            f"{c.through}_composition",
+            *("norm", c.value, c.spread, 1),
+            layer=layer,
+            head=head,
+            factor=reads,
+            unit="head",
+        )
+
+
+MODEL = Score(  # read from the logits of the pass that the edges are read in
+    "model",
+    {
+        "accuracy": "share of the labels answered right",
+        "loss": "cross-entropy at the labels",
+        "in_context": "loss at the later half of a sequence's labels minus at the earlier",
+        "loss_at_position": "loss by position",
+        "accuracy_at_distance": "accuracy by how far a query is from its key",
+    },
+)
+SCORES.add(MODEL.name, MODEL, __name__)
+
+
+def model_rows(given: Answers, batch: Batch) -> Iterator[Row]:
+    """What the model as a whole does, from its answers at the labelled positions.
+
+    accuracy, loss; in_context, the loss at the later half of a sequence's labels minus at the earlier;
+    loss_at_position by position (`factor`); accuracy_at_distance by how far a query is from its key.
+    """
+    where, target = batch.labelled()
+    length, n = batch.tokens.shape[1], len(batch)
+    sequence, pos = where // length, where % length
+    loss, right = given.loss, (given.token == target).float()
+    for name, what in (("accuracy", right), ("loss", loss)):
+        value, stderr, _ = summarize(_per_sequence(what, torch.ones_like(what), sequence, n)[:, None])
+        yield _row(name, "mean", value.item(), stderr.item(), n)
+    labels = torch.zeros(n, dtype=torch.long).index_add_(0, sequence, torch.ones_like(sequence))
+    if bool((labels >= 2).all()):
+        place = torch.arange(len(sequence)) - (labels.cumsum(0) - labels)[sequence]
+        late = (place >= labels[sequence] / 2).float()
+        later, earlier = (_per_sequence(loss, keep, sequence, n) for keep in (late, 1 - late))
+        value, stderr, _ = summarize((later - earlier)[:, None])
+        yield _row("in_context", "mean", value.item(), stderr.item(), n)
+    yield from _binned("loss_at_position", loss, pos, [(p, p) for p in pos.unique().tolist()])
+    if batch.layout.key_pos is not None and batch.layout.query_pos is not None:
+        asked = torch.zeros(n, length, dtype=torch.long)
+        assert batch.layout.query_pair is not None
+        asked.scatter_(1, batch.layout.query_pos, batch.layout.key_pos.gather(1, batch.layout.query_pair))
+        bins = [(2**i, 2 ** (i + 1) - 1) for i in range(length.bit_length())]
+        yield from _binned("accuracy_at_distance", right, pos - asked[sequence, pos], bins)
+
+
+def _binned(name: str, what: Tensor, of: Tensor, bins: list[tuple[int, int]]) -> Iterator[Row]:
+    """Means over the labels whose `of` lies in a bin; n counts these labels."""
+    for low, high in bins:
+        here = what[(of >= low) & (of <= high)]
+        if len(here) > 1:
+            stderr = here.std().item() / len(here) ** 0.5
+            called = str(low) if low == high else f"{low}-{high}"
+            yield _row(name, "mean", here.mean().item(), stderr, len(here), factor=called)
+
+
+def _per_sequence(what: Tensor, keep: Tensor, sequence: Tensor, batch: int) -> Tensor:
+    """Mean by sequence over the labels kept."""
+    total = torch.zeros(batch).index_add_(0, sequence, what * keep)
+    return total / torch.zeros(batch).index_add_(0, sequence, keep).clamp(min=1)
+
+
+def _row(
+    score: str,
+    weighting: str,
+    value: float,
+    stderr: float,
+    n: int,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    factor: str = "model",
+    unit: str | None = None,
+) -> Row:
+    return {
+        "layer": layer,
+        "head": head,
+        "factor": factor,
+        "unit": unit,
+        "score": score,
+        "weighting": weighting,
+        "value": value,
+        "stderr": stderr,
+        "n": n,
+    }

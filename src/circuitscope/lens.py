@@ -1,0 +1,103 @@
+"""The one module that imports transformer_lens: hook points, the hooked root, the activation cache, layers by name."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+from transformer_lens import ActivationCache, HookedRootModule
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.utilities import get_act_name  # type: ignore[attr-defined]
+
+from circuitscope.errors import UserError, shown, unknown
+
+__all__ = [
+    "Cache",
+    "HookNames",
+    "HookPoint",
+    "HookedRootModule",
+    "NamesFilter",
+    "layer_count",
+    "layer_index",
+    "layer_of",
+    "resolve_filter",
+]
+
+NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
+
+
+def layer_of(name: str) -> int | None:
+    """The layer that a hook's name speaks of: 3 in blocks.3.mixer.hook_z."""
+    found = re.match(r"blocks\.(\d+)\.", name)
+    return int(found[1]) if found else None
+
+
+def layer_count(model: HookedRootModule) -> int:
+    """How many layers the hook names of a model speak of."""
+    return 1 + max((layer for name in model.hook_dict if (layer := layer_of(name)) is not None), default=-1)
+
+
+def layer_index(model: HookedRootModule, layer: int) -> int:
+    """A layer counted from 0; −1 is the last."""
+    n = layer_count(model)
+    if not n:
+        raise UserError("the model has no hooks named blocks.0.…; expected a HookedLM or TransformerLens's hook names")
+    if not isinstance(layer, Integral) or not -n <= layer < n:
+        raise UserError(f"layer must be from 0 to {n - 1}, got {shown(layer)}")
+    return int(layer) % n
+
+
+class HookNames(dict[str, torch.nn.Module]):
+    """Modules by name; an unknown name is an error that gives the nearest hook."""
+
+    def __missing__(self, name: str) -> torch.nn.Module:
+        raise unknown("hook", name, (n for n, m in self.items() if isinstance(m, HookPoint)))
+
+
+class Cache(ActivationCache):
+    """TransformerLens's ActivationCache that also answers to the alias names of attention hooks."""
+
+    def __init__(self, cache: dict[str, torch.Tensor], model: Any, aliases: dict[str, str], has_batch_dim: bool = True):
+        super().__init__(cache, model, has_batch_dim=has_batch_dim)
+        self.aliases = aliases
+
+    def apply_slice_to_batch_dim(self, batch_slice: Any) -> "Cache":
+        """The same activations of some examples."""
+        part = super().apply_slice_to_batch_dim(batch_slice)
+        return Cache(part.cache_dict, self.model, self.aliases, has_batch_dim=part.has_batch_dim)
+
+    def __getitem__(self, key: Any) -> torch.Tensor:
+        if key in self.cache_dict:
+            return self.cache_dict[key]
+        if isinstance(key, str):
+            name = get_act_name(key)
+        else:
+            short, layer, *rest = key
+            if layer is not None and layer < 0:
+                layer += self.model.cfg.n_layers
+            name = get_act_name(short, layer, *rest)
+        name = self.aliases.get(name, name)
+        if name not in self.cache_dict:
+            raise unknown("activation", name, self.cache_dict)
+        return self.cache_dict[name]
+
+
+def resolve_filter(
+    names_filter: NamesFilter, hooks: Iterable[str], aliases: dict[str, str], on_demand: frozenset[str]
+) -> list[str]:
+    """Hook names a filter asks for. Without a filter: all but the large ones made on demand."""
+    hooks = list(hooks)
+    if names_filter is None:
+        return [h for h in hooks if h not in on_demand]
+    if callable(names_filter):
+        by_hook: dict[str, list[str]] = {h: [h] for h in hooks}
+        for alias, name in aliases.items():
+            by_hook[name].append(alias)
+        return [h for h, called in by_hook.items() if any(names_filter(c) for c in called)]
+    asked = [names_filter] if isinstance(names_filter, str) else list(names_filter)
+    names = [aliases.get(n, n) for n in asked]
+    for name in names:
+        if name not in hooks:
+            raise unknown("hook", name, hooks)
+    return names

@@ -1,0 +1,32 @@
+"""Mixers by name: the decorator that registers one, and how a config becomes a module."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from torch import nn
+
+from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.registry import Registry
+
+Module = TypeVar("Module", bound=type[nn.Module])
+
+
+class Kind(NamedTuple):
+    """A mixer's options and its module, built as `module(config, d_model, positions)`."""
+
+    config: type[MixerConfig]
+    module: Any
+
+
+MIXERS: Registry[Kind] = Registry("mixer", "mixers")
+
+
+def mixer(*configs: type[MixerConfig]) -> Callable[[Module], Module]:
+    """Registers a module for each of these configs, under the default of the config's field `name`."""
+
+    def register(module: Module) -> Module:
+        for config in configs:
+            MIXERS.add(config.model_fields["name"].default, Kind(config, module), module.__module__)
+        return module
+
+    return register

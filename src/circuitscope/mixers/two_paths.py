@@ -1,0 +1,85 @@
+"""The two paths of a mixer: the fused kernel, or through Φ and the matrix of a short conv where a hook asks for it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from circuitscope.hooks import wanted
+from circuitscope.kernels.short_conv import short_conv, short_conv_phi
+from circuitscope.memory import check_fits
+from circuitscope.mixers.reading import Build
+
+Heads = Float[Tensor, "batch pos head d_head"]
+Channels = Float[Tensor, "batch pos channel"]
+Phi = Float[Tensor, "batch head dest src"]
+
+
+def mix(
+    mixer: Any,
+    v: Heads,
+    *,
+    phi: Callable[[], Phi],
+    fused: Callable[[Heads], Heads],
+    state: Callable[[Heads, Callable[[Tensor], Tensor]], Heads] | None = None,
+    within: Sequence[nn.Module] = (),
+) -> Heads:
+    """z from v by the path the hooks ask for: fused, through Φ, or through the recurrent state.
+
+    Args:
+        mixer: has hook_v, hook_phi, hook_z and, with `state`, hook_state.
+        phi: builds Φ; called only when `hook_phi` or a hook of `within` is listened to.
+        fused: the kernel, v → z.
+        state: the recurrence with its states passed through a function, (v, edit) → z.
+        within: hooks that `phi` passes through on its way.
+    """
+    v = mixer.hook_v(v)
+    if wanted(mixer.hook_phi, *within):
+        check_fits(v.shape[0] * v.shape[2] * v.shape[1] ** 2 * v.element_size(), v.device, "hook_phi")
+        z = torch.einsum("bhij,bjhd->bihd", mixer.hook_phi(phi()), v)
+        if state is not None and wanted(mixer.hook_state):
+            z = z + (state(v, mixer.hook_state) - state(v, lambda states: states))
+    elif state is not None and wanted(mixer.hook_state):
+        z = state(v, mixer.hook_state)
+    else:
+        z = fused(v)
+    out: Tensor = mixer.hook_z(z)
+    return out
+
+
+def convolve(
+    point: nn.Module,
+    u: Channels,
+    *,
+    matrix: Callable[[slice], Float[Tensor, "channel dest src"]],
+    bias: Float[Tensor, " channel"] | None,
+    fused: Callable[[Channels], Channels],
+) -> tuple[Channels, Build]:
+    """A causal short conv or token shift of u, and its matrix for slices of the channels, as a `Factor` builds it.
+
+    Fused, unless `point` is listened to: then the matrix of all channels [batch, channel, dest, src] goes through the
+    hook, and what comes back is what u is multiplied by and what the slices are taken from.
+    """
+    if not wanted(point):
+        return fused(u), lambda part: matrix(part)[None]
+    batch, pos, channel = u.shape
+    check_fits(batch * channel * pos**2 * u.element_size(), u.device, "hook_phi_conv")
+    used: Tensor = point(matrix(slice(0, channel)).expand(batch, channel, pos, pos).clone())
+    out = torch.einsum("bcij,bjc->bic", used, u)
+    return out if bias is None else out + bias, lambda part: used[:, part]
+
+
+def short_convolve(
+    point: nn.Module, u: Channels, weight: Float[Tensor, "channel tap"], bias: Float[Tensor, " channel"] | None
+) -> tuple[Channels, Build]:
+    """A causal depthwise short conv of u, and its matrix for slices of the channels; `convolve` says when which."""
+    length = u.shape[1]
+    return convolve(
+        point,
+        u,
+        matrix=lambda part: short_conv_phi(weight[part], length),
+        bias=bias,
+        fused=lambda u: short_conv(u, weight, bias),
+    )

@@ -1,0 +1,90 @@
+"""The mixing matrix Φ of a layer of a model: whole, reduced over its units, or in slices that bound the memory."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from circuitscope.errors import UserError, unknown
+from circuitscope.lens import layer_index
+from circuitscope.memory import check_fits
+from circuitscope.mixers.reading import Product, Reading
+from circuitscope.models.hooked_lm import HookedLM
+
+Reduce = Literal["mean", "mean_abs"]
+
+
+def phi(
+    model: HookedLM,
+    tokens: Int[Tensor, "batch pos"],
+    layer: int,
+    factors: str | Sequence[str] = "phi",
+    reduce: Reduce | None = None,
+) -> Float[Tensor, "batch *unit dest src"]:
+    """The mixing matrix of a layer.
+
+    Under `model.hooks(...)` it is the one that the hooked model uses, as it enters `hook_phi`: hooks before it act,
+    in earlier layers and in this one; `hook_phi` itself does not.
+
+    Args:
+        factors: "phi", what stands between `hook_v` and `hook_z`; "composed", with the conv before
+            and the gate after it; or names of factors, multiplied in the mixer's order.
+        reduce: None gives [batch, head or channel, dest, src]; "mean" and "mean_abs" fold over heads or
+            channels without building that axis and give [batch, dest, src].
+    """
+    if reduce not in (None, "mean", "mean_abs"):
+        raise unknown("reduction", reduce, ["mean", "mean_abs"])
+    reading, product = _matrix(model, tokens, layer, factors)
+    if reduce is None:
+        size = product.size * _bytes(model, tokens)
+        what = f"Φ of {reading.batch} sequences and {product.size} {product.unit}s at length {reading.length}"
+        check_fits(size, tokens.device, what)
+        ((_, whole),) = reading.slices(product, units=product.size)
+        return whole.contiguous()
+    slices = _slices(model, tokens, reading, product)  # first, because it refuses what does not fit
+    total = torch.zeros(reading.batch, reading.length, reading.length, device=tokens.device)
+    for _, part in slices:
+        total = total + (part.abs() if reduce == "mean_abs" else part).sum(dim=1)
+    return total / product.size
+
+
+def phi_chunks(
+    model: HookedLM,
+    tokens: Int[Tensor, "batch pos"],
+    layer: int,
+    factors: str | Sequence[str] = "phi",
+    chunk: int | None = None,
+) -> Iterator[tuple[slice, Float[Tensor, "batch unit dest src"]]]:
+    """Φ in slices of heads or channels: pairs of the slice and Φ there, about 8 MB at a time.
+
+    The model runs once, at the call, with the hooks of that moment; the slices are built as they are asked for.
+    """
+    if chunk is not None and chunk < 1:
+        raise UserError(f"chunk must be at least 1, got {chunk}")
+    reading, product = _matrix(model, tokens, layer, factors)
+    return _slices(model, tokens, reading, product, chunk)
+
+
+def _slices(
+    model: HookedLM, tokens: Tensor, reading: Reading, product: Product, units: int | None = None
+) -> Iterator[tuple[slice, Float[Tensor, "batch unit dest src"]]]:
+    """One unit is the least there is, so one must fit."""
+    what = f"one channel of Φ of {reading.batch} sequences at length {reading.length}"
+    check_fits(_bytes(model, tokens), tokens.device, what, "use fewer or shorter sequences")
+    return reading.slices(product, units=units)
+
+
+def _bytes(model: HookedLM, tokens: Tensor) -> int:
+    """Of Φ of one unit, for all sequences."""
+    batch, pos = tokens.shape
+    return int(batch * pos**2 * model.embed.weight.element_size())
+
+
+def _matrix(model: HookedLM, tokens: Tensor, layer: int, factors: str | Sequence[str]) -> tuple[Reading, Product]:
+    reading = model.reading(tokens, layer)
+    if reading.no_phi:
+        layer = layer_index(model, layer)
+        raise UserError(f"layer {layer} is {model.config.mixers[layer].name}: {reading.no_phi}")
+    return reading, reading.product(factors)

@@ -1,0 +1,104 @@
+"""What people see of an analysis: words for the terminal and, where there is one, a figure, by the analysis's name.
+
+An analysis without words gets a plain table of its last checkpoint and what its columns mean.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from circuitscope.registry import Registry
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from circuitscope.analysis.checkpoints.results import Results
+    from circuitscope.runs.run import Run
+    from circuitscope.viz.style import Sheet
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_MOST = 24  # rows of a plain table
+
+
+class Lines(NamedTuple):
+    """A small table for the terminal: names of columns, and rows of text."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+Said = str | Lines
+
+
+@dataclass(frozen=True)
+class Words:
+    """How an analysis is told.
+
+    Args:
+        say: gives lines and small tables from the results of one run or, where `side_by_side`, of several at once.
+        in_brief: gives sentences alone, for where the analysis backs another.
+        side_by_side: runs are told together, after all else.
+    """
+
+    say: "Callable[..., Iterable[Said]]"
+    in_brief: "Callable[[Results], Iterable[str]] | None" = None
+    side_by_side: bool = False
+
+
+_OWN = ("scores", "phases", "circuit", "causal", "decay")
+WORDS: Registry[Words] = Registry("words of the analysis", "words", own=[f"circuitscope.viz.words.{n}" for n in _OWN])
+FIGURES: "Registry[Callable[..., Sheet]]" = Registry(
+    "figure of the analysis", "figures", own=("circuitscope.viz.scores", "circuitscope.viz.decay")
+)
+
+
+def words(
+    name: str, *, in_brief: "Callable[[Results], Iterable[str]] | None" = None, side_by_side: bool = False
+) -> Callable[[Function], Function]:
+    """Registers a function results → lines and small tables as the words of an analysis."""
+
+    def register(say: Function) -> Function:
+        WORDS.add(name, Words(say, in_brief, side_by_side), say.__module__)
+        return say
+
+    return register
+
+
+def figure(name: str) -> Callable[[Function], Function]:
+    """Registers a function (tables by the name of the run) → Sheet as the figure of an analysis."""
+    return FIGURES.register(name)
+
+
+def words_of(name: str) -> Words:
+    """The words of an analysis; a plain table where none are registered."""
+    return WORDS[name] if name in WORDS else Words(lambda found: _plain(name, found))
+
+
+def by_label(runs: "Sequence[Run]", tables: "Sequence[pd.DataFrame]") -> "dict[str, pd.DataFrame]":
+    """Tables by the run's name, by its path where two runs have one name."""
+    names = [run.name for run in runs]
+    labels = [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]
+    return dict(zip(labels, tables, strict=True))
+
+
+def _plain(name: str, found: "Results") -> Iterator[Said]:
+    from circuitscope.analysis.registry import ANALYSES
+
+    wanted, frame = ANALYSES[name], found[name]
+    if "step" in frame:
+        frame = frame[frame.step == frame.step.max()]
+    yield f"{name}{f' at step {frame.step.iloc[0]}' if 'step' in frame else ''}: {wanted.about}"
+    rows = [[_cell(row[column]) for column in wanted.columns] for row in frame.head(_MOST).to_dict("records")]
+    yield Lines(list(wanted.columns), rows)
+    if len(frame) > _MOST:
+        yield f"and {len(frame) - _MOST} more rows in {name}.parquet"
+    for column, meaning in wanted.means.items():
+        yield f"  {column}: {meaning}"
+
+
+def _cell(value: Any) -> str:
+    import pandas as pd
+
+    if pd.isna(value):
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

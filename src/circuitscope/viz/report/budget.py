@@ -1,0 +1,61 @@
+"""How much a report shows: as many examples, units and checkpoints as fit the size of the file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from circuitscope.analysis.pictures.choice import Source
+from circuitscope.errors import UserError
+
+BUDGET = 17e6  # bytes of matrices in one report, before they are compressed
+
+
+@dataclass(frozen=True)
+class Need:
+    """What the pictures of a run take: its matrices, the lengths of an own example and of the repeats, checkpoints."""
+
+    sources: list[Source]
+    length: int
+    extra: int
+    steps: int
+
+    def bytes(self, examples: int, channels: int, steps: int) -> int:
+        """The size of all matrices; one that is the same for all sequences compresses to a single copy."""
+        half, extra = (n * (n + 1) // 2 for n in (self.length, self.extra))
+        total = 0
+        for source in self.sources:
+            count = min(source.of, channels) + (source.of > 1)
+            total += count * ((1 if source.shared else examples) * half + extra)
+        return total * min(steps, self.steps)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many examples, heads or channels of a layer, and checkpoints of a run a report shows."""
+
+    examples: int
+    channels: int
+    steps: int
+
+
+def plan(needs: Sequence[Need], examples: int, channels: int) -> Plan:
+    """The most that fits the budget: fewer examples first, then fewer channels, then fewer checkpoints."""
+    longest = max(need.steps for need in needs)
+    tries = [Plan(e, channels, longest) for e in range(examples, 0, -1)]
+    tries += [Plan(1, c, longest) for c in range(channels - 1, 0, -1)]
+    tries += [Plan(1, 1, s) for s in range(longest - 1, 0, -1)]
+    for found in tries:
+        if sum(need.bytes(found.examples, found.channels, found.steps) for need in needs) <= BUDGET:
+            return found
+    raise UserError(
+        f"one checkpoint of these runs takes more than the {BUDGET / 1e6:.0f} MB a report has for matrices"
+        f" (length {max(need.length for need in needs)}); report fewer runs at a time"
+    )
+
+
+def spread(steps: Sequence[int], most: int) -> list[int]:
+    """At most `most` of the steps, evenly spaced, with the first and the last among them."""
+    if len(steps) <= most:
+        return list(steps)
+    if most == 1:
+        return [steps[-1]]
+    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]

@@ -1,0 +1,19 @@
+"""How a role looks, in figures and in the report: its name, its colour, and whether it stays in the background."""
+
+from typing import NamedTuple
+
+from circuitscope.tasks import Role
+
+
+class RoleLook(NamedTuple):
+    """`quiet` positions have no part in the task: their tokens are labelled last, in grey."""
+
+    name: str
+    colour: str
+    quiet: bool
+
+
+def role_look(number: int) -> RoleLook:
+    """The look of a role by its number in `Layout.roles`."""
+    role = Role(int(number))
+    return RoleLook(role.name, role.colour, quiet=role == Role.FILLER)

@@ -1,0 +1,48 @@
+"""The recall circuit in words: every place that was tried, and sentences on the two that carry recall."""
+
+from collections.abc import Iterator
+
+from circuitscope.analysis.causal.circuit import Circuit
+from circuitscope.analysis.checkpoints.results import Results
+from circuitscope.analysis.phases.timeline import Timeline
+from circuitscope.viz.registry import Lines, Said, words
+
+
+def circuit_sentences(found: Results) -> list[str]:
+    """What the circuit is and, where the phases of the run are known, since when."""
+    return found.circuit.sentences(since(found.timeline, found.circuit) if "phases" in found else None)
+
+
+@words("circuit", in_brief=circuit_sentences)
+def circuit_words(found: Results) -> Iterator[Said]:
+    """The places, then the sentences."""
+    columns = ("part", "edges", "where", "weight there", "strongest", "accuracy lost")
+    yield Lines(columns, list(circuit_lines(found.circuit)))
+    yield from circuit_sentences(found)
+
+
+def circuit_lines(circuit: Circuit) -> Iterator[tuple[str, ...]]:
+    """(part, edges, where, weight, strongest head or channel, accuracy lost): every place; * marks the circuit."""
+    for p in circuit.tried:
+        mark = "*" if p in (circuit.binding, circuit.recall) else " "
+        yield (
+            f"{mark} {p.step}",
+            p.edges,
+            p.place,
+            f"{p.weight:.2f} ± {p.stderr:.2f}",
+            f"{p.top[0]}: {p.top[1]:.2f}",
+            f"{p.effect.lost:+.3f} ± {p.effect.stderr:.3f}",
+        )
+
+
+def since(timeline: Timeline, circuit: Circuit) -> dict[str, float]:
+    """The step from which each part of a circuit is there: the midpoint of its score's largest rise."""
+    out: dict[str, float] = {}
+    for part in (circuit.binding, circuit.recall):
+        if part is None:
+            continue
+        curves = (f"{part.edges} {part.place}", f"{part.step} L{part.layer} composed")
+        rises = [t for name in curves for t in timeline.found.get(name, ()) if t.size > 0]
+        if rises:
+            out[part.step] = max(rises, key=lambda t: t.size).midpoint
+    return out

@@ -1,0 +1,16 @@
+"""The line above all else that is told of a run."""
+
+from collections.abc import Sequence
+
+from circuitscope.runs.run import Run
+
+
+def heading(run: Run, steps: Sequence[int], sequences: int) -> str:
+    """Which run, how many checkpoints, on what."""
+    config = run.config
+    mixers = " + ".join(m.name for m in config.model.mixers)
+    sizes = ", ".join(
+        f"{name} {getattr(config.task, name)}" for name in ("length", "pairs", "block") if hasattr(config.task, name)
+    )
+    count = f"{len(steps)} checkpoint{'s' if len(steps) > 1 else ''} ({steps[0]} to {steps[-1]})"
+    return f"{run.path}: {mixers} on {config.task.name} ({sizes}); {count}, {sequences} held-out sequences each"

@@ -1,0 +1,249 @@
+"""Who computes a kernel: a backend says before the call whether it serves, and what it raises after that is seen.
+
+Tensors here only say that they are on a GPU, the packages are stand-ins, and torch's own path is one that counts.
+"""
+
+import logging
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from circuitscope.cli.doctor import doctor
+from circuitscope.kernels import backends
+from circuitscope.kernels.attention import fused_attention
+from circuitscope.kernels.delta_rule import delta_rule
+from circuitscope.kernels.selective_scan import selective_scan
+from circuitscope.kernels.ssd import ssd
+
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+class OnGPU(Tensor):
+    device = CUDA
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32, on: type[Tensor] = OnGPU) -> Tensor:
+    return torch.ones(shape, dtype=dtype).as_subclass(on)
+
+
+def attention(dtype=torch.bfloat16, on=OnGPU, d_head=8, bias=False, batch=2):
+    q = ones(batch, 5, 3, d_head, dtype=dtype, on=on)
+    return fused_attention(q, q, q, ones(3, 5, 5, on=on) if bias else None)
+
+
+def scan(dtype=torch.bfloat16, on=OnGPU, state=4, initial=False, batch=2):
+    x, B = (ones(batch, 5, size, dtype=dtype, on=on) for size in (3, state))
+    return selective_scan(x, x, ones(3, state, on=on), B, B, initial=ones(batch, 3, state) if initial else None)
+
+
+def ssd_of_heads(dtype=torch.bfloat16, on=OnGPU, d_head=8, state=4, batch=2):
+    x, B = (ones(batch, 5, *size, dtype=dtype, on=on) for size in ((3, d_head), (1, state)))
+    return ssd(x, ones(batch, 5, 3, on=on), ones(3, on=on), B, B)
+
+
+def delta(dtype=torch.bfloat16, on=OnGPU, d_key=8, gated=False, batch=2):
+    k, beta = (ones(batch, 5, 3, *size, dtype=dtype, on=on) for size in ((d_key,), ()))
+    return delta_rule(k, k, k, beta, beta if gated else None)
+
+
+def gated_delta(**options):
+    return delta(gated=True, **options)
+
+
+KERNELS = {
+    attention: backends.FLASH_ATTN,
+    scan: backends.MAMBA_SSM,
+    ssd_of_heads: backends.FLA_SSD,
+    delta: backends.FLA_DELTA,
+    gated_delta: backends.FLA_GATED_DELTA,
+}
+IN_TORCH = {
+    attention: "torch.nn.functional.scaled_dot_product_attention",
+    scan: "circuitscope.kernels.selective_scan.selective_scan_reference",
+    ssd_of_heads: "circuitscope.kernels.ssd._ssd_chunked",
+    delta: "circuitscope.kernels.delta_rule._delta_chunked",
+    gated_delta: "circuitscope.kernels.delta_rule._delta_chunked",
+}
+EVERY = pytest.mark.parametrize("kernel", KERNELS)
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_new_machine(monkeypatch):
+    """An Ampere GPU; nothing imported, nothing said."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
+    monkeypatch.setattr(backends, "_said", set())
+    backends._import.cache_clear()
+    yield
+    backends._import.cache_clear()
+
+
+@pytest.fixture
+def torch_calls(monkeypatch):
+    """How often torch computed, in place of a backend; it gives back its first tensor."""
+    calls = []
+    for name in set(IN_TORCH.values()):
+        monkeypatch.setattr(name, lambda x, *args, **options: calls.append(1) or x)
+    return calls
+
+
+@pytest.fixture
+def said(caplog):
+    """What was logged about kernels."""
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "circuitscope.kernels"]
+
+
+def install(monkeypatch, kernel, function=None):
+    """A package whose function is counted; by default it gives back a tensor of the right shape."""
+    calls = []
+
+    def count(*args, **options):
+        calls.append(1)
+        if function is not None:
+            return function(*args, **options)
+        return args[0] if args else (options["v"], None)
+
+    module, _, name = KERNELS[kernel].function.rpartition(".")
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: count}))
+    return calls
+
+
+@EVERY
+def test_a_backend_that_serves_is_called_and_says_nothing(kernel, monkeypatch, torch_calls, said):
+    calls = install(monkeypatch, kernel)
+    kernel()
+    assert calls == [1]
+    assert torch_calls == []
+    assert said() == []
+
+
+@EVERY
+@pytest.mark.parametrize("error", [RuntimeError("a bug in the package"), torch.OutOfMemoryError()])
+def test_what_a_backend_raises_after_it_said_yes_is_seen(kernel, error, monkeypatch, torch_calls):
+    def fail(*args, **options):
+        raise error
+
+    install(monkeypatch, kernel, fail)
+    with pytest.raises(type(error)) as seen:
+        kernel()
+    assert seen.value is error
+    assert torch_calls == []
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options", "reason"),
+    [
+        (attention, {"bias": True}, "flash-attn takes no bias"),
+        (attention, {"d_head": 264}, "flash-attn takes a d_head of at most 256, not 264"),
+        (attention, {"dtype": torch.float32}, "flash-attn takes float16 or bfloat16, not float32"),
+        (scan, {"initial": True}, "mamba-ssm takes no initial state"),
+        (scan, {"state": 257}, "mamba-ssm takes a state of at most 256, not 257"),
+        (scan, {"dtype": torch.float64}, "mamba-ssm takes float32 or float16 or bfloat16, not float64"),
+        (ssd_of_heads, {"d_head": 7}, "flash-linear-attention takes an even d_head and an even state, not 7 and 4"),
+        (ssd_of_heads, {"state": 5}, "flash-linear-attention takes an even d_head and an even state, not 8 and 5"),
+        (ssd_of_heads, {"dtype": torch.float32}, "flash-linear-attention takes float16 or bfloat16, not float32"),
+        (delta, {"d_key": 257}, "flash-linear-attention takes a d_key of at most 256, not 257"),
+        (gated_delta, {"d_key": 257}, "flash-linear-attention takes a d_key of at most 256, not 257"),
+        (gated_delta, {"dtype": torch.float32}, "flash-linear-attention takes float16 or bfloat16, not float32"),
+    ],
+)
+def test_a_backend_that_says_no_is_not_called_and_says_why_once(
+    kernel, options, reason, monkeypatch, torch_calls, said, caplog
+):
+    calls = install(monkeypatch, kernel)
+    kernel(**options)
+    kernel(**options)
+    assert calls == []
+    assert torch_calls == [1, 1]
+    assert said() == [f"{reason}; torch computes instead"]
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+@EVERY
+def test_a_package_that_is_not_installed_is_named(kernel, monkeypatch, torch_calls, said):
+    package = KERNELS[kernel].function.partition(".")[0]
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "meta_path", [])
+    kernel()
+    assert torch_calls == [1]
+    assert said() == [f"{KERNELS[kernel].package} is not installed; torch computes instead"]
+
+
+@EVERY
+def test_an_import_that_fails_is_tried_once_and_its_error_is_named(kernel, monkeypatch, torch_calls, said):
+    tried = []
+
+    def fail(name):
+        tried.append(name)
+        raise OSError("libcuda.so.1: cannot open shared object file\nand more")
+
+    monkeypatch.setattr(backends, "import_module", fail)
+    kernel()
+    kernel()
+    assert torch_calls == [1, 1]
+    reason = "cannot be imported (OSError: libcuda.so.1: cannot open shared object file)"
+    assert said() == [f"{KERNELS[kernel].package} {reason}; torch computes instead"]
+    assert len(tried) == 1
+
+
+@EVERY
+def test_empty_tensors_are_left_to_torch_without_a_word(kernel, monkeypatch, torch_calls, said):
+    calls = install(monkeypatch, kernel)
+    kernel(batch=0)
+    assert calls == []
+    assert torch_calls == [1]
+    assert said() == []
+
+
+@EVERY
+def test_nothing_is_said_or_called_on_a_cpu(kernel, monkeypatch, said):
+    calls = install(monkeypatch, kernel)
+    kernel(on=Tensor, dtype=torch.float32)
+    assert calls == []
+    assert said() == []
+    assert KERNELS[kernel].refuses(CPU, torch.float32) == f"{KERNELS[kernel].package} needs a CUDA device, not CPU"
+
+
+def test_an_old_gpu_is_no_device_for_flash_attn(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
+    reason = backends.FLASH_ATTN.refuses(CUDA, torch.float16)
+    assert reason == "flash-attn needs a GPU of compute capability 8.0 or more, not 7.5"
+
+
+@pytest.mark.parametrize(("triton", "wrong"), [("3.3.1", False), ("3.4.0", True), ("3.7.0", True), ("3.7.1", False)])
+def test_the_tritons_that_are_wrong_on_hopper_keep_gated_kernels_out(triton, wrong, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(backends.metadata, "version", lambda name: triton)
+    for kernel in (ssd_of_heads, gated_delta, delta):
+        install(monkeypatch, kernel)
+        reason = KERNELS[kernel].refuses(CUDA, torch.bfloat16)
+        assert ("on Hopper GPUs under Triton" in reason) == (wrong and kernel is not delta)
+
+
+def test_on_a_cpu_numba_computes_what_it_can_and_torch_the_rest():
+    found = {kernel: backends.who_serves(kernel, CPU, torch.float32) for kernel in backends.KERNELS}
+    assert found["attention"] == ("torch", ["flash-attn needs a CUDA device, not CPU"])
+    assert found["selective scan"] == ("numba", ["mamba-ssm needs a CUDA device, not CPU"])
+    assert found["WKV, short and long convolution"] == ("numba", [])
+
+
+def test_on_a_gpu_the_package_that_serves_is_named_and_numba_is_not(monkeypatch):
+    install(monkeypatch, scan)
+    assert backends.who_serves("selective scan", CUDA, torch.bfloat16) == (
+        "mamba-ssm",
+        ["numba needs a CPU device, not CUDA"],
+    )
+
+
+def test_doctor_names_for_each_kernel_who_computes_it_and_why_the_others_do_not(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    doctor()
+    said = capsys.readouterr().out
+    for kernel in backends.KERNELS:
+        name, refusals = backends.who_serves(kernel, CPU, torch.float32)
+        assert re.search(rf"^{kernel} +{name} +{'; '.join(refusals)} *$", said, re.MULTILINE)

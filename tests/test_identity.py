@@ -1,0 +1,158 @@
+"""The identity of a run: what counts, what does not, and ten digests that stay."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pydantic import Field
+
+import circuitscope as cs
+from circuitscope.config import RunConfig, TrainConfig, differ_in_seed_alone
+from circuitscope.config.identity import digest
+from circuitscope.mixers.mamba import MambaConfig
+from circuitscope.models.config import ModelConfig
+from circuitscope.runs.run import create_run
+from circuitscope.section import Added
+from circuitscope.tasks.mqar import MQAR
+
+TEN = [json.loads(line) for line in Path(__file__).with_name("ten_runs.jsonl").read_text().splitlines()]
+
+
+def other(**options) -> bool:
+    """Whether these options make another run of the default one."""
+    return RunConfig.build(**options).digest != RunConfig().digest
+
+
+@pytest.mark.parametrize("run", TEN, ids=lambda run: run["digest"])
+def test_a_digest_stays_what_it_is(run):
+    """The configs are complete, so neither a new default nor a new field that is marked `Added` may change one."""
+    assert RunConfig.parse(run["config"]).digest == run["digest"]
+
+
+def test_the_ten_configs_hold_every_mixer_and_task_so_that_an_unmarked_new_field_is_seen():
+    configs = [RunConfig.parse(run["config"]) for run in TEN]
+    mixers = {m: cs.mixers.config_class(m) for m in cs.mixers.names()}
+    tasks = {t: cs.tasks.TASKS[t] for t in cs.tasks.names()}
+    ours = {name for name, kind in (mixers | tasks).items() if kind.__module__.startswith("circuitscope.")}
+    assert {m.name for c in configs for m in c.model.mixers} | {c.task.name for c in configs} == ours
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"save_every": 7},
+        {"save_schedule": "log"},
+        {"resume_every": 7},
+        {"keep_resume": 7},
+        {"log_every": 7},
+        {"eval_every": 7},
+        {"eval_batches": 7},
+        {"eval_batch_size": 7},
+        {"device": "cpu"},
+        {"threads": 1},
+        {"tensorboard": True},
+        {"wandb": "project"},
+        {"data_seed": 0},
+    ],
+    ids=str,
+)
+def test_what_changes_no_weight_is_left_out(options):
+    assert not other(**options)
+
+
+def test_every_field_of_training_is_in_the_digest_or_known_to_have_no_effect():
+    counted = {"steps", "batch_size", "lr", "schedule", "warmup", "weight_decay", "beta1", "beta2", "clip", "precision"}
+    assert TrainConfig().without_effect() == set(TrainConfig.model_fields) - counted - {"seed", "data_seed"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": 0.1},
+        {"steps": 7},
+        {"seed": 1},
+        {"data_seed": 1},
+        {"clip": None},
+        {"d_model": 32},
+        {"n_heads": 2},
+        {"pairs": 2},
+        {"vocab_size": 100},
+        {"model": "mamba"},
+        {"task": "ar"},
+    ],
+    ids=str,
+)
+def test_what_changes_the_weights_makes_another_run(options):
+    assert other(**options)
+
+
+def test_evaluation_counts_where_it_ends_the_run():
+    stopped = [RunConfig.build(early_stop=0.9, eval_every=n).digest for n in (10, 10, 20)]
+    assert stopped[0] == stopped[1] != stopped[2]
+    assert other(early_stop=0.9)
+    assert RunConfig.build(early_stop=0.9, save_every=7, threads=1, eval_every=10).digest == stopped[0]
+
+
+def test_the_way_a_config_was_given_makes_no_difference(tmp_path):
+    config = RunConfig.build("mamba", n_layers=1, lr=1e-3, weight_decay=1)
+    mapping = {"model": {"mixers": [{"name": "mamba"}], "n_layers": 1}, "train": {"lr": "1e-3", "weight_decay": 1.0}}
+    assert RunConfig.parse(mapping).digest == config.digest
+    run = create_run(config, root=tmp_path, name="any")
+    assert run.digest == config.digest
+    assert create_run(config, root=tmp_path, name="other").digest == config.digest
+
+
+# A field that is added later.
+
+
+class LaterTrain(TrainConfig):
+    """Training as it may be one day: by default something new, at False as before."""
+
+    ema: Annotated[bool, Added(2, before=False)] = True
+
+
+class LaterMamba(MambaConfig):
+    skip: Annotated[float | None, Added(2, before=None)] = Field(default=0.5, gt=0)
+
+
+class LaterTask(MQAR):
+    noise: Annotated[float, Added(2, before=0.0)] = Field(default=0.0, ge=0)
+
+
+class LaterRun(RunConfig):
+    interventions: Annotated[tuple[str, ...], Added(2, before=())] = ()
+
+
+def later(ema: bool = False, skip: float | None = None, noise: float = 0.0, interventions: tuple = ()) -> str:
+    """The digest of the config of `now`, by the classes that have one more field each."""
+    model = ModelConfig(mixers=(LaterMamba(skip=skip),), n_layers=1)
+    train, task = LaterTrain(ema=ema, lr=0.5), LaterTask(noise=noise)
+    return digest(LaterRun(model=model, task=task, train=train, interventions=interventions))
+
+
+def test_a_field_that_is_added_later_changes_no_digest_of_before_and_counts_at_any_other_value():
+    now = RunConfig.build("mamba", n_layers=1, lr=0.5).digest
+    assert later() == now
+    assert len({now, later(ema=True), later(skip=0.5), later(noise=0.1), later(interventions=("a",))}) == 5
+
+
+def test_a_default_that_changes_leaves_the_digest_of_a_complete_config_alone():
+    class Faster(TrainConfig):
+        lr: float = 0.5
+
+    before = RunConfig()
+    saved = before.train.model_dump()
+    assert RunConfig(train=Faster.model_validate(saved)).digest == before.digest
+    assert RunConfig(train=Faster()).digest != before.digest
+
+
+# Differing in the seed alone.
+
+
+def test_runs_differ_in_the_seed_alone_where_seeds_differ_and_nothing_else_that_counts():
+    one = RunConfig.build(seed=1)
+    for options in ({"seed": 2}, {"seed": 1, "data_seed": 2}, {"seed": 2, "save_every": 7, "threads": 1}):
+        assert differ_in_seed_alone(one, RunConfig.build(**options)), options
+    for options in ({"seed": 1}, {"seed": 1, "data_seed": 1}, {"seed": 1, "save_every": 7}, {"seed": 2, "lr": 0.1}):
+        assert not differ_in_seed_alone(one, RunConfig.build(**options)), options
