@@ -23,12 +23,12 @@ def train(
     """Trains a new run and returns it.
 
     Args:
-        config: a RunConfig or a YAML file; or leave it out and name the parts.
+        config: a RunConfig or a YAML file; without it, name the parts.
         model: a mixer's name, a list such as "attention,attention", or a mapping of model fields.
         task: a task's name, a mapping of its fields, or a Task.
-        name: the run's folder name (chosen if left out); an existing run is never overwritten.
-        root: where runs live; $CIRCUITSCOPE_RUNS or ./runs if left out.
-        progress: True prints lines; or an object that is told.
+        name: the run's folder name (by default MIXER-TASK-NUMBER); an existing run is never overwritten.
+        root: where runs live; by default $CIRCUITSCOPE_RUNS, or ./runs.
+        progress: True prints a line at each evaluation; or a `circuitscope.progress.Progress` to be told.
         options: fields of train, task, model or mixer: `save_every=100, pairs=8, n_layers=1, n_heads=2`.
     """
     if config is not None:

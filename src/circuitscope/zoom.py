@@ -10,13 +10,13 @@ from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
 from circuitscope.training.repeat import Repetition, repeat
 
-_CHECKPOINTS = 50  # about so many in the stretch unless told
+_CHECKPOINTS = 50  # about how many there are in the stretch by default
 _ROUND = (1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000)
 
 
 @dataclass(frozen=True)
 class Zoom:
-    """The bump that was zoomed in on (None: the stretch was given), the stretch, and what repeating it gave."""
+    """The bump that was zoomed in on (None where the stretch was given), the stretch, and its repetition."""
 
     bump: Transition | None
     first: int
@@ -56,11 +56,11 @@ def zoom_in(
     every: int | None = None,
     progress: Progress | None = None,
 ) -> Zoom:
-    """Repeats the stretch of the largest drop in validation loss, with a quarter of its length on both sides.
+    """Repeats the stretch of the largest drop in validation loss, with a quarter of its length added on both sides.
 
     Args:
-        first, last: the stretch, where it is known; both or neither.
-        every: steps between checkpoints; about 50 in the stretch unless told.
+        first, last: the ends of the stretch, both or neither; by default the stretch of the bump.
+        every: steps between checkpoints; by default about 50 checkpoints in the stretch.
     """
     run = Run.of(run)
     if not run.steps:

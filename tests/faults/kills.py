@@ -33,7 +33,7 @@ Saved = dict[str, dict[str, torch.Tensor]]
 
 
 def flags(*, steps: int, save_every: int, resume_every: int, keep_resume: int = 3) -> list[str]:
-    """A run of a few milliseconds a step on one thread."""
+    """A run that takes a few milliseconds per step on one thread."""
     return (
         f"--length 16 --pairs 2 --vocab-size 64 --d-model 8 --batch-size 8 --threads 1 --device cpu --seed 3"
         f" --steps {steps} --save-every {save_every} --resume-every {resume_every} --keep-resume {keep_resume}"

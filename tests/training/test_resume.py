@@ -105,7 +105,7 @@ def test_another_thread_count_warns(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"threads": 4}))
     told = Listens()
     resume(run, progress=told)
-    assert any(line.startswith("warning:") and "4 CPU threads and goes on with 1" in line for line in told.lines)
+    assert any(line.startswith("warning:") and "4 CPU threads and continues with 1" in line for line in told.lines)
 
 
 def test_the_same_thread_count_does_not_warn(tmp_path):
@@ -125,7 +125,7 @@ def test_with_a_damaged_newest_resume_point_the_older_one_serves(unbroken, tmp_p
         newest.write_bytes({"truncate": newest.read_bytes()[:1000], "empty": b"", "garbage": b"\xff" * 999}[damage])
     bad, told = newest.read_bytes(), Listens()
     resume(run, progress=told)
-    assert any(line.startswith("warning: resume point 8 left out") for line in told.lines)
+    assert any(line.startswith("warning: resume point 8 cannot be used") for line in told.lines)
     assert f"resuming {run.path} from step 4" in told.lines
     assert same_run(run.path, unbroken.path)
     assert rows(run.path) == rows(unbroken.path)

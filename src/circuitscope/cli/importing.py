@@ -1,4 +1,4 @@
-"""Importing what a command needs, faster."""
+"""Makes the imports that a command needs faster."""
 
 import gc
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """No garbage collection meanwhile.
+    """Turns garbage collection off, for imports.
 
-    torch and TransformerLens make objects by the hundred thousand, nearly all of which stay: to look through them
-    again and again is about a seventh of the time their import takes.
+    torch and TransformerLens make hundreds of thousands of objects, and nearly all of them stay. Looking through
+    them again and again takes about a seventh of the time of their import.
     """
     gc.disable()
     try:

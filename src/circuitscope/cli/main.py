@@ -41,8 +41,8 @@ app.command("doctor")(doctor.doctor)
 def command() -> NoReturn:
     """Entry point of the `circuitscope` command: `main`, then out at once.
 
-    To take apart an interpreter with torch in it takes a second, and nothing comes of it: what is registered for the
-    end is run, what is printed is written, and the process is left. A thread that still works is waited for.
+    Taking down an interpreter that has loaded torch takes a second and is of no use. So exit functions are run, the
+    output is written, and the process ends. A thread that is still working is waited for.
     """
     try:
         main()

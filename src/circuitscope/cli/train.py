@@ -22,7 +22,7 @@ def train(
     mixers: Annotated[
         str | None,
         typer.Option(
-            help="Or a token mixer for every layer, or one per layer: mamba,attention.",
+            help="Instead of a model: one token mixer for all layers, or one per layer: mamba,attention.",
             rich_help_panel=_MODEL,
             show_default="attention",
         ),
@@ -152,8 +152,8 @@ def train(
     """Train a model on a recall task and save checkpoints densely.
 
     With no options: a 2-layer attention model learns multi-query associative recall, in a minute or
-    two on 2 CPU cores. The run lands in runs/NAME with its config, metrics and checkpoints; killed
-    or stopped, it continues with --resume to the same bits.
+    two on 2 CPU cores. The run lands in runs/NAME with its config, metrics and checkpoints; a run that
+    was stopped or killed continues with --resume to the same bits.
     """
     flags = {
         "model.preset": model,

@@ -7,22 +7,22 @@ import typer
 
 
 def zoom(
-    run: Annotated[
-        Path | None, typer.Argument(help="Run to zoom into; the newest unless told.", show_default=False)
-    ] = None,
+    run: Annotated[Path | None, typer.Argument(help="Run to zoom into.", show_default="the newest")] = None,
     first: Annotated[
         int | None, typer.Option("--from", help="First step of the stretch.", show_default="before the bump")
     ] = None,
-    last: Annotated[int | None, typer.Option("--to", help="Last step of it.", show_default="after the bump")] = None,
+    last: Annotated[
+        int | None, typer.Option("--to", help="Last step of the stretch.", show_default="after the bump")
+    ] = None,
     every: Annotated[
         int | None, typer.Option(help="Steps between checkpoints.", show_default="about 50 checkpoints in all")
     ] = None,
-    sequences: Annotated[int, typer.Option(help="Held-out sequences a number is averaged over.", min=2)] = 256,
+    sequences: Annotated[int, typer.Option(help="Held-out sequences that each number is averaged over.", min=2)] = 256,
 ) -> None:
     """Find the loss bump, repeat that stretch of the run saving every few steps, and analyze it.
 
-    The run is rewound to its nearest resume point and the same updates are made again; wherever it had
-    saved a checkpoint the weights are compared bit by bit. New checkpoints join the run's own.
+    Training starts again from the nearest resume point and makes the same updates; wherever the run had
+    saved a checkpoint, the weights are compared bit by bit. New checkpoints join the run's own.
     """
     from circuitscope.cli.analyze import analyze
     from circuitscope.progress import watching

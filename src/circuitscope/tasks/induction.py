@@ -18,7 +18,7 @@ from circuitscope.tasks.token_task import TokenTask
 class Induction(TokenTask):
     """`0 s s … s`: a start token, then a block s of n distinct random tokens, r times.
 
-    Labels: the next token, from the first token of the second repeat on, where it can be known.
+    Labels: the next token, from the second repeat on, where it can be known.
     """
 
     roles = (Role.START, Role.BLOCK)
@@ -27,7 +27,7 @@ class Induction(TokenTask):
 
     name: Literal["induction"] = "induction"
     block: int = Field(default=25, ge=2, le=2**20, description="block length n")
-    repeats: int = Field(default=4, ge=2, le=2**20, description="how often the block stands there, r")
+    repeats: int = Field(default=4, ge=2, le=2**20, description="how often the block is repeated, r")
 
     @model_validator(mode="after")
     def _possible(self) -> "Induction":

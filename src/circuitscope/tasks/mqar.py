@@ -42,12 +42,12 @@ class MQAR(TokenTask):
     name: Literal["mqar"] = "mqar"
     length: int = Field(default=64, ge=4, le=2**24, description="sequence length L, even, at least 4 · pairs")
     pairs: int = Field(default=4, ge=1, description="key-value pairs k in the context")
-    queries: int | None = Field(default=None, ge=1, description="how many keys are asked for; none: all")
+    queries: int | None = Field(default=None, ge=1, description="how many of the keys are asked for; none: all")
     examples: int | None = Field(default=20_000, ge=1, lt=2**40, description="size of the training set; none: endless")
     filler: Literal["clean", "random", "zero"] = Field(
         default="clean",
         description="between queries: random tokens that are not keys of the example (clean),"
-        " any random tokens (random: about 0.025 false bindings an example at the default size),"
+        " any random tokens (random: about 0.025 false bindings per example at the default size),"
         " or token 0 (zero)",
     )
     shared_vocabulary: bool = Field(default=False, description="keys and values from one vocabulary")

@@ -53,7 +53,7 @@ def order(w: U64) -> I64:
 def distinct(w: U64, n: int) -> I64:
     """k distinct integers in [0, n) per row, in random order, from 2k words.
 
-    Floyd's algorithm, all rows at once: O(k²) comparisons a row and nothing of size n, where tiling
+    Floyd's algorithm, all rows at once: O(k²) comparisons per row and nothing of size n, where tiling
     the vocabulary per example would need O(n) memory.
     """
     k = w.shape[1] // 2

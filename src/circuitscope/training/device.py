@@ -12,13 +12,13 @@ from circuitscope.memory import keep_freed_memory
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA, else Apple's GPU, else the CPU."""
+    """The device of that name; `auto` is CUDA, else Apple's GPU, else the CPU."""
     have = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return torch.device(next(d for d in ("cuda", "mps", "cpu") if have[d]))
     if not have[name]:
         present = ", ".join(d for d, there in have.items() if there)
-        raise UserError(f"device '{name}' is not there; this machine has: {present}")
+        raise UserError(f"device '{name}' is not available; this machine has: {present}")
     return torch.device(name)
 
 
@@ -30,7 +30,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 @contextmanager
 def set_up(device: torch.device, config: TrainConfig) -> Iterator[None]:
-    """Thread count, memory and deterministic kernels for a run; threads and kernels are put back after."""
+    """Thread count, memory and deterministic kernels for a run; afterwards threads and kernels are as before."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     if config.threads is not None:
         torch.set_num_threads(config.threads)

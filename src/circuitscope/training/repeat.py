@@ -1,7 +1,7 @@
 """Repeating a stretch of a run with denser checkpoints.
 
-A run is exactly repeatable, so its past can be visited again: from the nearest resume point the same
-updates are made, and wherever the run had saved a checkpoint the weights must be equal bit by bit.
+A run is exactly repeatable: the same updates are made again from the nearest resume point, and wherever the run
+had saved a checkpoint the weights must come out equal bit by bit.
 """
 
 import shutil
@@ -19,11 +19,12 @@ from circuitscope.training.trainer import Trainer
 
 @dataclass
 class Repetition:
-    """What came of repeating a stretch.
+    """The result of repeating a stretch.
 
     equal    steps saved before at which the weights came out equal bit by bit
     added    steps that have a checkpoint now and had none before
-    differs  the first step at which they did not, and by how much at most; nothing after the last equal one is kept
+    differs  the first saved step at which the weights came out different, and the largest difference of a weight;
+             no checkpoint after the last equal one is kept
     """
 
     began: int
@@ -55,7 +56,7 @@ def repeat(run: Run, first: int, last: int, every: int, progress: Progress | Non
             trainer.rewind(before=first)
             began = trainer.step
             saved = [s for s in run.steps if began < s]
-            end = min((s for s in saved if s >= last), default=saved[-1] if saved else began)  # the last proof
+            end = min((s for s in saved if s >= last), default=saved[-1] if saved else began)  # it proves the rest
             waiting.mkdir(exist_ok=True)
             out = Repetition(began)
             progress.say(f"repeating steps {began} to {end} of {run.path}")

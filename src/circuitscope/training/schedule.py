@@ -6,7 +6,7 @@ from circuitscope.config.train import TrainConfig
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Rate of the update that takes step to step + 1: linear warmup, then constant, linear or cosine to 0."""
+    """Rate of the update from step to step + 1: linear warmup, then constant, linear to 0, or cosine to 0."""
     warmup = math.ceil(config.warmup * config.steps)
     if step < warmup:
         return config.lr * (step + 1) / warmup

@@ -48,7 +48,7 @@ def train(
 
 
 def resume(run: Run, *, progress: Progress | None = None) -> Run:
-    """Continues a run from its newest readable resume point, to the same weights an unbroken run has."""
+    """Continues a run from its newest readable resume point, to the same weights as if it had never stopped."""
     progress = progress or Silent()
     if run.status.get("state") == "finished":
         progress.say(f"{run.path} is finished already, at step {run.status['step']}")
@@ -58,11 +58,11 @@ def resume(run: Run, *, progress: Progress | None = None) -> Run:
     threads, before = config.train.threads or torch.get_num_threads(), run.environment.get("threads")
     if before is not None and before != threads:
         progress.say(
-            f"warning: {run.path} was started with {before} CPU threads and goes on with {threads};"
+            f"warning: {run.path} was started with {before} CPU threads and continues with {threads};"
             " its weights will differ in the last bits from an unbroken run"
         )
     if (was := run.environment.get("device")) is not None and was != device.type:
-        progress.say(f"warning: {run.path} was started on {was} and goes on on {device.type}; bits will differ")
+        progress.say(f"warning: {run.path} was started on {was} and continues on {device.type}; its bits will differ")
     _train(run, config, device, progress, resuming=True)
     return run
 
@@ -80,7 +80,7 @@ class Diverged(RunFailed):
 
 
 def _train(run: Run, config: RunConfig, device: torch.device, progress: Progress, resuming: bool = False) -> None:
-    """Holds the lock and records how it ended, whatever happens."""
+    """Trains while holding the run's lock, and records how it ended, whatever happens."""
     lock = run.lock()
     trainer = Trainer(run, config, device, progress)
     try:
@@ -117,7 +117,7 @@ class Trainer:
         self.seed = config.train.batch_seed
 
     def build(self) -> None:
-        """The model as the seed gives it, and its optimizer."""
+        """Makes the model as the seed determines it, and its optimizer."""
         self.model = HookedLM(self.config.model, seed=self.config.train.seed).to(self.device).train()
         self.optimizer = make_optimizer(self.model, self.config.train)
 
@@ -242,21 +242,21 @@ class Trainer:
         self.writer.save_resume_point(self.step, self.model, moments_of(self.optimizer, self.model))
 
     def _restore(self) -> None:
-        """From the newest readable resume point, with the counters as they were."""
+        """Continues from the newest readable resume point, with the counters as they were."""
         self.rewind()
         self.writer.written = sum(s < self.step for s in self.writer.steps())
         self.seconds = max((r["seconds"] for r in read_metrics(self.run.path) if r["step"] <= self.step), default=0.0)
         self.progress.say(f"resuming {self.run.path} from step {self.step}")
 
     def rewind(self, before: float = math.inf) -> None:
-        """Weights and moments of the newest readable resume point at or before a step; without one, of the seed."""
+        """Loads the newest readable resume point at or before a step; without one, the start stays."""
         saved = self.run.checkpoints
         for step in reversed([s for s in saved.resume_steps() if s <= before]):
             try:
                 point = saved.load_resume_point(step)
                 self.model.load_state_dict(point.weights)
             except (DamagedFile, OSError, RuntimeError) as error:
-                self.progress.say(f"warning: resume point {step} left out: {' '.join(str(error).split())}")
+                self.progress.say(f"warning: resume point {step} cannot be used: {' '.join(str(error).split())}")
                 continue
             restore_moments(self.optimizer, self.model, point.moments, step)
             self.step = step
@@ -278,7 +278,7 @@ class Trainer:
 
 @contextmanager
 def _catch_signals() -> Iterator[list[int]]:
-    """A list that SIGTERM and SIGINT append to; a second Ctrl-C breaks at once."""
+    """Gives a list to which SIGTERM and SIGINT are appended; a second Ctrl-C stops at once."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught
@@ -298,7 +298,7 @@ def _catch_signals() -> Iterator[list[int]]:
 
 
 def _try_status(run: Run, state: State, step: int, message: str) -> None:
-    """The record of an end, if the disk still takes it."""
+    """Records how a run ended, if the disk can still be written."""
     try:
         run.write_status(state, step, message)
     except OSError:

@@ -1,4 +1,4 @@
-"""The look that all figures share, and how they reach a file: colours, fonts, endings, the data behind."""
+"""The look that all figures share (colours, fonts), and how a figure and its numbers are written to files."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,7 +60,7 @@ class Sheet(Figure):
 
 @contextmanager
 def look() -> Iterator[None]:
-    """Settings under which every figure is drawn and saved; those of the caller come back after."""
+    """Settings under which every figure is drawn and saved; afterwards those of the caller are back."""
     with matplotlib.rc_context(_LOOK):
         yield
 
@@ -71,13 +71,13 @@ def written(name: str) -> str:
 
 
 def plain(axes: Axes) -> None:
-    """Curves stand on two spines and a faint grid."""
+    """Axes with two spines and a faint grid, for curves."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
 
 
 def check_ending(path: Path | None) -> None:
-    """Refuses a file that no figure can be written as."""
+    """Refuses a file name whose ending is not one of a figure."""
     if path is not None and path.suffix.lower() not in ENDINGS:
         raise UserError(f"cannot write {path}: figures end in {', '.join(ENDINGS)}, not in '{path.suffix}'")
 
