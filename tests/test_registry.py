@@ -136,7 +136,7 @@ ADDS = {
         class Config(MixerConfig):
             name: Literal["NAME"] = "NAME"
             d_hidden: int | None = None
-        @mixer(Config)
+        @register(Config)
         class Outside(LSTM):
             pass
     """,

@@ -16,7 +16,7 @@ from circuitscope.errors import UserError
 from circuitscope.hooks import hook
 from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import Reading, State
-from circuitscope.mixers.registry import MIXERS, mixer
+from circuitscope.mixers.registry import MIXERS, register
 
 
 def build(name, **options):
