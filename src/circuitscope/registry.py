@@ -76,10 +76,14 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
     def _load(self) -> None:
         if self._loaded:
             return
-        self._loaded = True
-        self._load_own()
-        for point in entry_points(group=self.group):
-            self._load_one(point)
+        self._loaded = True  # so that what loads may look up names
+        try:
+            self._load_own()
+            for point in entry_points(group=self.group):
+                self._load_one(point)
+        except BaseException:
+            self._loaded = False  # the next lookup says it again
+            raise
 
     def _load_own(self) -> None:
         if self._loaded_own:

@@ -201,7 +201,7 @@ class Memory(nn.Module):
 def memory(monkeypatch):
     for what in ("_things", "_from"):
         monkeypatch.setattr(MIXERS, what, dict(getattr(MIXERS, what)))
-    mixer(MemoryConfig)(Memory)
+    register(MemoryConfig)(Memory)
     return cs.model(mixers=["memory"], d_model=16, n_layers=2, vocab_size=64, max_length=32).eval()
 
 
