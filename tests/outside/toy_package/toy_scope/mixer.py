@@ -1,5 +1,6 @@
 """A gated linear recurrence per channel: h_t = a_t h_{t−1} + (1 − a_t) v_t with a_t = σ(W x_t), and z = h."""
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -34,13 +35,8 @@ class Toy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         v, gate = self.into(x).chunk(2, dim=-1)
-        every = slice(0, self.n_heads)
-        z = mix(
-            self,
-            v[..., None],
-            phi=lambda: phi(gate, every),
-            fused=lambda v: torch.einsum("bcij,bjcd->bicd", phi(gate, every), v),
-        )
+        whole = partial(phi, gate, slice(0, self.n_heads))
+        z = mix(self, v[..., None], phi=whole, fused=lambda v: torch.einsum("bcij,bjcd->bicd", whole(), v))
         return self.out(z[..., 0])
 
     def reading(self, x: Tensor) -> Reading:
