@@ -15,7 +15,12 @@ def explain(error: ValidationError, model: type[BaseModel], at: str = "") -> Use
         return unknown(
             "key", path, [".".join(filter(None, [*path.split(".")[:-1], f])) for f in _fields(model, first["loc"])]
         )
-    message = first["msg"].replace("Input should be", "expected").replace("expected a valid", "expected a")
+    message = (
+        first["msg"]
+        .replace("Input should be", "expected")
+        .replace("expected a valid i", "expected an i")
+        .replace("expected a valid", "expected a")
+    )
     more = f" (and {len(others)} more)" if others else ""
     return UserError(f"{path}: {message}, got {shown(first['input'])}{more}")
 

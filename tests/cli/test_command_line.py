@@ -404,3 +404,18 @@ def test_a_run_whose_output_cannot_be_written_stops_with_one_line_and_can_be_res
     assert done.stderr == "circuitscope: cannot write the output: No space left on device (last checkpoint: step 0)\n"
     again = subprocess.run([EXECUTABLE, "train", "--resume", "runs/one"], cwd=tmp_path, timeout=120, check=False)
     assert again.returncode == 0
+
+
+def test_a_bad_value_is_refused_before_transformer_lens_loads():
+    program = """if True:
+        import sys
+        from circuitscope.cli.main import main
+        sys.argv = ["circuitscope", "train", "--set", "model.d_model=nine"]
+        try:
+            main()
+        except SystemExit as end:
+            print(end.code, "transformer_lens" in sys.modules, "pandas" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["2", "False", "False"]
+    assert "model.d_model" in done.stderr

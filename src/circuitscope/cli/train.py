@@ -1,9 +1,12 @@
 """`circuitscope train`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from circuitscope.config import RunConfig
 
 # Shown defaults are typed here, because looking them up would load pydantic and torch for --help. The first word of
 # each is a value; tests/cli/test_command_line.py checks that giving it changes nothing.
@@ -198,35 +201,39 @@ def _run(
 ) -> None:
     import sys
 
-    from circuitscope import api
-    from circuitscope import config as configs
-    from circuitscope.errors import UserError
+    if resumed is not None and (path or given or assign or name or root or dry_run):
+        raise typer.BadParameter(
+            "--resume continues a run as it was configured and takes no other option;"
+            " to change something start a new run"
+        )
+    config = None if resumed is not None else _config(path, given, assign)
+    if dry_run and config is not None:
+        print(config.dump(), end="")
+        return
+    from circuitscope import api  # after the config is known to be good: this brings TransformerLens, seconds of it
     from circuitscope.progress import watching
     from circuitscope.training.trainer import Interrupted
 
     progress = watching(sys.stdout, stays=True)
     try:
         if resumed is not None:
-            if path or given or assign or name or root or dry_run:
-                raise UserError(
-                    "--resume continues a run as it was configured and takes no other option;"
-                    " to change something start a new run"
-                )
             run = api.resume(resumed, progress=progress)
         else:
-            if given.get("task.examples") == "none":
-                given["task.examples"] = None
-            changes = given | configs.parse_assignments(assign)
-            load, parse = configs.RunConfig.load, configs.RunConfig.parse
-            config = load(path, changes) if path else parse(configs.override({}, changes))
-            if dry_run:
-                print(config.dump(), end="")
-                return
             run = api.train(config, root=root, name=name, progress=progress)
     except Interrupted as stop:
         print(f"circuitscope: {stop}", file=sys.stderr)
         raise typer.Exit(stop.exit_code) from None
     _summary(run)
+
+
+def _config(path: Path | None, given: dict[str, Any], assign: list[str]) -> "RunConfig":
+    """The config that a file and flags make, checked."""
+    from circuitscope.config import RunConfig, override, parse_assignments
+
+    if given.get("task.examples") == "none":
+        given["task.examples"] = None
+    changes = given | parse_assignments(assign)
+    return RunConfig.load(path, changes) if path else RunConfig.parse(override({}, changes))
 
 
 def _summary(run: Any) -> None:
