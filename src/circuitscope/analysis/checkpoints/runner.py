@@ -146,7 +146,7 @@ def over_checkpoints(
     keep_freed_memory()
     chosen = choose_steps(steps, saved_steps(run))
     settings = {"version": _VERSION, "sequences": sequences}
-    with Table(_table_path(run, kind, sequences), columns, settings, depends_on, _digests(run, chosen)) as table:
+    with Table(table_path(run, kind, sequences), columns, settings, depends_on, _digests(run, chosen)) as table:
         for note in table.notes:
             progress.say(note)
         missing = [s for s in chosen if s not in table.steps]
@@ -191,7 +191,7 @@ def _run_table(found: Results, wanted: Analysis) -> pd.DataFrame:
     columns = wanted.table_columns
     rows = [{"run": found.run.name, **row} for row in wanted.run_rows(found)]
     frame = pd.DataFrame(rows, columns=list(columns)).astype(columns)
-    path, data = _table_path(found.run, wanted.name, found.sequences), frame.to_parquet(index=False)
+    path, data = table_path(found.run, wanted.name, found.sequences), frame.to_parquet(index=False)
     try:
         path.parent.mkdir(exist_ok=True)
         write_whole(path, lambda file: file.write(data))
@@ -200,7 +200,7 @@ def _run_table(found: Results, wanted: Analysis) -> pd.DataFrame:
     return frame
 
 
-def _table_path(run: Run, name: str, sequences: int) -> Path:
+def table_path(run: Run, name: str, sequences: int) -> Path:
     suffix = "" if sequences == SEQUENCES else f"-{sequences}"
     return run.path / "analysis" / f"{name}{suffix}.parquet"
 

@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from circuitscope import __version__
-from circuitscope.analysis.checkpoints.runner import SEQUENCES, analyze, held_out, saved_steps
+from circuitscope.analysis.checkpoints.runner import SEQUENCES, analyze, held_out, saved_steps, table_path
 from circuitscope.analysis.checkpoints.steps import ChosenSteps, choose_steps
 from circuitscope.analysis.pictures.at_checkpoints import snapshots
 from circuitscope.analysis.pictures.choice import Source, leading_score, sources_of, views
@@ -119,8 +119,7 @@ class _Section:
 
     def __init__(self, run: Run, steps: list[int], sequences: int, progress: Progress):
         self.run = run
-        suffix = "" if sequences == SEQUENCES else f"-{sequences}"
-        self.fresh = not (run.path / "analysis" / f"scores{suffix}.parquet").exists()
+        self.fresh = not table_path(run, "scores", sequences).exists()
         if self.fresh:
             progress.say(f"{run.path} has no analysis yet: its scores are computed first")
         self.data = held_out(run, sequences)

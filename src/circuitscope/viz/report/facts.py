@@ -1,12 +1,12 @@
 """What a report says of a run besides its matrices: verdict, curves, scores, config. Plain data, ready for JSON."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
-from circuitscope.analysis.checkpoints.runner import circuits
+from circuitscope.analysis.checkpoints.runner import analysis_results, circuits, table_path
 from circuitscope.analysis.phases.timeline import Timeline, curve_at, place_name, strongest, timeline
 from circuitscope.analysis.pictures.choice import View
 from circuitscope.analysis.registry import ANALYSES
@@ -14,6 +14,7 @@ from circuitscope.analysis.scores.registry import shown_in
 from circuitscope.errors import UserError
 from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
+from circuitscope.viz.registry import words_of
 from circuitscope.viz.words.circuit import since
 from circuitscope.viz.words.heading import heading
 from circuitscope.viz.words.phases import timeline_lines
@@ -40,6 +41,7 @@ def facts(run: Run, scores: pd.DataFrame, sequences: int, progress: Progress) ->
         "headline": list(_headline(scores)),
         **_transitions(when),
         **_circuit(run, steps[-1], sequences, when, progress),
+        "analyses": list(_analyses(run, steps, sequences, progress)),
     }
 
 
@@ -94,6 +96,20 @@ def _circuit(run: Run, last: int, sequences: int, when: Timeline | UserError, pr
             if part is not None
         ],
     }
+
+
+def _analyses(run: Run, steps: Sequence[int], sequences: int, progress: Progress) -> Iterator[dict[str, Any]]:
+    """What every registered analysis says of the run in words, where the run has its table."""
+    kept = [
+        name for name, one in ANALYSES.items() if table_path(run, name, sequences).exists() and not one.refuses(run)
+    ]
+    try:
+        found = analysis_results(run, kept, steps=steps, sequences=sequences, progress=progress)
+        for name in kept:
+            said = [line if isinstance(line, str) else line._asdict() for line in words_of(name).say(found)]
+            yield {"name": name, "about": ANALYSES[name].about, "said": said}
+    except UserError as error:  # for example too few evaluations for phases
+        progress.say(f"{run.path}: {error}")
 
 
 def _curves(run: Run) -> dict[str, Any]:

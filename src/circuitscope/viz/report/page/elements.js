@@ -19,6 +19,17 @@ function drawing(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
+/** A small table of text; a column that is blank in every row is left out. */
+function table({ columns, rows }) {
+  const shown = columns.map((_, i) => i).filter((i) => rows.some((row) => row[i]));
+  const line = (tag, cells) => element("tr", {}, ...shown.map((i) => element(tag, {}, cells[i])));
+  return element(
+    "div",
+    { class: "table" },
+    element("table", {}, line("th", columns), ...rows.map((row) => line("td", row))),
+  );
+}
+
 /** A labelled select; `choices` are [value, text] pairs, put in with `offer`. */
 function picker(name, onPick) {
   const select = element("select", { "aria-label": name });

@@ -162,6 +162,12 @@ class Panel {
         element("details", {}, element("summary", {}, "Transitions and lags"), element("ul", {}, ...lines)),
       );
     }
+    for (const { name, about, said } of run.analyses) {
+      const told = said.map((line) => (typeof line === "string" ? element("p", {}, line) : table(line)));
+      out.push(
+        element("details", {}, element("summary", {}, `Analysis ${words(name)}`), element("p", {}, about), ...told),
+      );
+    }
     out.push(
       element("details", {}, element("summary", {}, "Config of the run"), element("pre", {}, run.config)),
     );
