@@ -10,15 +10,6 @@ from circuitscope.mixers import MIXERS
 PACKAGE = Path(circuitscope.__file__).parent
 NAMES = {*MIXERS.own(), "pattern"}  # a word that once stood for "rows are shares" and for "a head"
 ADAPTER = "analysis/reading/opened.py"  # the one file that knows which kind of model it looks at
-STILL_CHANGING = {
-    "analysis/phases/timeline.py",
-    "analysis/probes/activations.py",
-    "analysis/summary.py",
-    "viz/heatmap.py",
-    "viz/panels.py",
-    "viz/report/pictures.py",
-    "viz/scores.py",
-}
 
 
 def sources(*rooms: str) -> dict[str, ast.Module]:
@@ -54,7 +45,7 @@ def test_nothing_is_decided_by_the_name_of_a_mixer():
         f"{file}:{line} decides by '{word}'"
         for file, tree in sources("analysis", "viz", "cli").items()
         for line, word in decided_by(tree)
-        if word in NAMES and file not in STILL_CHANGING
+        if word in NAMES
     }
     assert found == set()
 
@@ -64,7 +55,7 @@ def test_only_the_adapter_asks_which_kind_of_model_it_is():
         f"{file}:{line}"
         for file, tree in sources("").items()
         for line in asks_for_the_kind_of_model(tree)
-        if file not in {ADAPTER, *STILL_CHANGING} and not file.startswith("models/")
+        if file != ADAPTER and not file.startswith("models/")
     }
     assert found == set()
 

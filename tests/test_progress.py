@@ -5,10 +5,10 @@ import re
 from functools import partial
 
 import pytest
-from circuitscope.analysis.over_training import analyze
 
 import circuitscope as cs
 from circuitscope import progress as module
+from circuitscope.analysis.checkpoints.runner import analyze
 from circuitscope.cli import main as program
 from circuitscope.errors import RunFailed
 from circuitscope.progress import Bar, Lines, Silent, watching

@@ -124,6 +124,8 @@ def test_a_package_that_cannot_be_loaded_is_named(reachable, install):
     ) as error:
         list(reachable)
     assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="cannot be loaded"):  # and named again, not forgotten
+        list(reachable)
 
 
 # -- the registries of this package -------------------------------------------------------------------
@@ -131,12 +133,12 @@ def test_a_package_that_cannot_be_loaded_is_named(reachable, install):
 ADDS = {
     "mixers": """
         from typing import Literal
-        from circuitscope.mixers import MixerConfig, mixer
+        from circuitscope.mixers import MixerConfig, register
         from circuitscope.mixers.lstm import LSTM
         class Config(MixerConfig):
             name: Literal["NAME"] = "NAME"
             d_hidden: int | None = None
-        @mixer(Config)
+        @register(Config)
         class Outside(LSTM):
             pass
     """,

@@ -53,7 +53,7 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
     def own(self) -> list[str]:
         """Names that come with this package."""
         self._load_own()
-        return [name for name, module in self._from.items() if module.startswith(_OWN)]
+        return [name for name in self._things if self._from[name].startswith(_OWN)]
 
     def __getitem__(self, name: object) -> Thing:
         self._load()
@@ -76,10 +76,14 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
     def _load(self) -> None:
         if self._loaded:
             return
-        self._loaded = True
-        self._load_own()
-        for point in entry_points(group=self.group):
-            self._load_one(point)
+        self._loaded = True  # so that what loads may look up names
+        try:
+            self._load_own()
+            for point in entry_points(group=self.group):
+                self._load_one(point)
+        except BaseException:
+            self._loaded = False  # the next lookup says it again
+            raise
 
     def _load_own(self) -> None:
         if self._loaded_own:

@@ -119,7 +119,7 @@ def toys():
             means={"above": "parameters above zero"},
         )
         def toy(model, data):
-            every = [p for p in model.parameters()]
+            every = list(model.parameters())
             above = sum(int((p > 0).sum()) for p in every)
             yield {"layer": None, "above": above, "share": above / sum(p.numel() for p in every)}
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from circuitscope.mixers.phi import Factor
 
 import circuitscope as cs
 from circuitscope.analysis.checkpoints.runner import held_out

@@ -3,7 +3,7 @@
 import pytest
 from made_up_runs import score_table
 
-from circuitscope.analysis.checkpoints.runner import results
+from circuitscope.analysis.checkpoints.runner import analysis_results
 from circuitscope.config import RunConfig
 from circuitscope.training.trainer import train
 from circuitscope.viz.words.scores import score_lines, score_words
@@ -54,7 +54,7 @@ def test_a_factor_with_a_single_head_is_in_the_table_of_a_real_run(tmp_path, nam
         eval_every=1, eval_batches=1, batch_size=4, eval_batch_size=4, device="cpu", threads=1,
     )  # fmt: skip
     run = train(config, root=tmp_path, name="x")
-    found = results(run, ["scores"], sequences=8)
+    found = analysis_results(run, ["scores"], sequences=8)
     frame = found["scores"]
     assert set(frame[frame.factor == factor]["head"]) == {0}
     (table,) = score_words(found)

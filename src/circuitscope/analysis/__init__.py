@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from circuitscope.analysis.causal.interventions import knock_out as knock_out
     from circuitscope.analysis.causal.patching import attribution_patching as attribution_patching
     from circuitscope.analysis.causal.patching import interchange as interchange
+    from circuitscope.analysis.checkpoints.runner import analysis_results as analysis_results
     from circuitscope.analysis.checkpoints.runner import analysis_table as analysis_table
     from circuitscope.analysis.checkpoints.runner import circuits as circuits
     from circuitscope.analysis.decay.gradient_reach import gradient_reach as gradient_reach
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from circuitscope.analysis.reading.opened import opened as opened
     from circuitscope.analysis.reading.opened import pattern_reading as pattern_reading
     from circuitscope.analysis.registry import analysis as analysis
+    from circuitscope.analysis.registry import run_analysis as run_analysis
     from circuitscope.analysis.scores.edges import Edges as Edges
     from circuitscope.analysis.scores.edges import named_edges as named_edges
     from circuitscope.analysis.scores.head_weights import compositions as compositions
@@ -48,13 +50,13 @@ _PUBLIC = {
     "causal.circuit": ("Circuit", "find_circuit"),
     "causal.interventions": ("Effect", "ablate", "accuracy", "cut", "knock_out"),
     "causal.patching": ("attribution_patching", "interchange"),
-    "checkpoints.runner": ("analysis_table", "circuits"),
+    "checkpoints.runner": ("analysis_results", "analysis_table", "circuits"),
     "decay.gradient_reach": ("gradient_reach",),
     "decay.layer_decay": ("layer_decay",),
     "decay.rows": ("decay_rows",),
     "decay.transition": ("transition_product",),
     "reading.opened": ("Mixing", "matrices", "opened", "pattern_reading"),
-    "registry": ("analysis",),
+    "registry": ("analysis", "run_analysis"),
     "scores.edges": ("Edges", "named_edges"),
     "scores.head_weights": ("compositions", "copying_score"),
     "scores.registry": ("edge_score", "row_score"),

@@ -82,8 +82,8 @@ def analyze(
 ) -> None:
     """Read circuits out of every checkpoint of a run.
 
-    Tables are written as parquet to RUN/analysis and used again: what was computed once is not computed
-    again while its checkpoint stays the same, and Ctrl-C keeps what is done.
+    Tables are written as parquet to RUN/analysis and used again as long as the
+    checkpoints stay the same. Ctrl-C keeps what is done.
     """
     from circuitscope.cli.importing import no_garbage_collection
 
@@ -106,7 +106,7 @@ def _analyze(
     runs: "Sequence[Run]", asked: set[str], induction: bool, everything: bool, steps: str | None, sequences: int
 ) -> None:
     """Computes and tells, in the order of the registry; what is told side by side comes last."""
-    from circuitscope.analysis.checkpoints.runner import results, saved_steps
+    from circuitscope.analysis.checkpoints.runner import analysis_results, saved_steps
     from circuitscope.analysis.checkpoints.steps import choose_steps
     from circuitscope.analysis.registry import ANALYSES
     from circuitscope.progress import watching
@@ -126,7 +126,7 @@ def _analyze(
             if not why and name in asked | added:
                 names.append(name)
         with watching() as progress:
-            found.append(results(run, names, steps=steps, sequences=sequences, progress=progress))
+            found.append(analysis_results(run, names, steps=steps, sequences=sequences, progress=progress))
         for name in names:
             words = words_of(name)
             if words.side_by_side:

@@ -18,7 +18,7 @@ Out = Annotated[
     Path | None,
     typer.Option(help="File to write: .png, .svg or .pdf.", show_default="in figures of the first run"),
 ]
-Numbers = Annotated[bool, typer.Option("--data", help="Also write the numbers, as CSV beside it.")]
+Numbers = Annotated[bool, typer.Option("--data", help="Also write the numbers as a CSV file beside the figure.")]
 Chosen = Annotated[str | None, typer.Option(help="Checkpoints: all, 0,400,800, or 0:2000:100.", show_default="all")]
 Sequences = Annotated[int, typer.Option(help="Held-out sequences that a number is averaged over.", min=2)]
 
@@ -35,8 +35,8 @@ def dynamics(
     data: Numbers = False,
     steps: Chosen = None,
     sequences: Sequences = 256,
-    scores: Annotated[bool, typer.Option(help="Scores such as binding and recall below loss and accuracy.")] = True,
-    together: Annotated[bool, typer.Option(help="Runs that differ in their seed alone as one curve.")] = True,
+    scores: Annotated[bool, typer.Option(help="Draw scores, such as recall, below loss and accuracy.")] = True,
+    together: Annotated[bool, typer.Option(help="Draw runs that differ only in their seed as one curve.")] = True,
 ) -> None:
     """Loss, accuracy and scores over training steps, with the chance level and the loss bump shaded."""
     from circuitscope.viz.dynamics import dynamics as draw
@@ -104,7 +104,7 @@ def probes(
     steps: Chosen = None,
     name: Annotated[str, typer.Option("--probe", help="Name of a probe, or a YAML file.")] = "bound-value",
 ) -> None:
-    """What a linear probe reads by hook and role, and over training steps; a figure for each run."""
+    """What a linear probe reads, by hook and role and over training steps; one figure per run."""
     from circuitscope.analysis.probes import Definition, probe
     from circuitscope.errors import UserError
     from circuitscope.progress import watching
@@ -121,7 +121,7 @@ def probes(
 
 
 def _begin(runs: Sequence[Path] | None, out: Path | None) -> "list[Run]":
-    """The runs; a bad ending is refused before any work."""
+    """The runs; a bad file ending is refused before any work is done."""
     from circuitscope.runs.run import Run, newest_run
     from circuitscope.viz.style import check_ending
 

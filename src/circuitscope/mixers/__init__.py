@@ -1,4 +1,4 @@
-"""Token mixers by name, one file each. A mixer registers itself with the decorator `mixer`."""
+"""Token mixers by name, one file each. A mixer registers itself with the decorator `register`."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ from circuitscope.mixers import (  # noqa: F401  each registers its mixers
 )
 from circuitscope.mixers.mixer import Mixer, MixerConfig
 from circuitscope.mixers.reading import Factor, Product, Reading
-from circuitscope.mixers.registry import MIXERS, mixer
+from circuitscope.mixers.registry import MIXERS, register
 
 __all__ = [
     "MIXERS",
@@ -35,9 +35,9 @@ __all__ = [
     "Reading",
     "build_mixer",
     "config_class",
-    "mixer",
     "mixer_config",
     "names",
+    "register",
 ]
 
 

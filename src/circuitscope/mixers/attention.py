@@ -16,7 +16,7 @@ from circuitscope.memory import check_fits
 from circuitscope.mixers.mixer import MixerConfig, check_divides
 from circuitscope.mixers.positions import alibi, rotate
 from circuitscope.mixers.reading import Build, Factor, Reading
-from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Heads, mix, short_convolve
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class AttentionConfig(MixerConfig):
         return not self.conv_on
 
 
-@mixer(AttentionConfig)
+@register(AttentionConfig)
 class Attention(nn.Module):
     """z = softmax(causal(QKᵀ/√d)) V, y = W_O z.
 

@@ -12,7 +12,7 @@ from circuitscope.hooks import hook
 from circuitscope.kernels.linear_attention import based_attention, based_phi
 from circuitscope.mixers.mixer import MixerConfig, check_divides
 from circuitscope.mixers.reading import Factor, Reading
-from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Heads, mix
 
 Features = Float[Tensor, "batch pos head feature_dim"]
@@ -34,7 +34,7 @@ class BasedConfig(MixerConfig):
     eps: float = Field(default=1e-12, ge=0, description="added to the sum of a row before dividing by it")
 
 
-@mixer(BasedConfig)
+@register(BasedConfig)
 class Based(nn.Module):
     """Φ_ij = (1 + s + s²/2) / (row sum + eps), per head; y = W_O z.
 

@@ -15,7 +15,7 @@ from circuitscope.kernels.short_conv import short_conv
 from circuitscope.mixers.mamba import dt_bias
 from circuitscope.mixers.mixer import MixerConfig, check_divides
 from circuitscope.mixers.reading import Build, DeltaTransition, Factor, Reading, State
-from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Channels, Heads, mix, short_convolve
 
 PerHead = Float[Tensor, "batch pos head"]
@@ -47,7 +47,7 @@ class GatedDeltaNetConfig(DeltaConfig):
     name: Literal["gated_deltanet"] = "gated_deltanet"
 
 
-@mixer(DeltaNetConfig, GatedDeltaNetConfig)
+@register(DeltaNetConfig, GatedDeltaNetConfig)
 class DeltaNet(nn.Module):
     """Φ is the delta rule's matrix, per head, with Γ all ones where there is no gate:
 

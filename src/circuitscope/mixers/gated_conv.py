@@ -10,7 +10,7 @@ from circuitscope.hooks import hook
 from circuitscope.kernels.short_conv import short_conv, short_conv_phi
 from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import Factor, Reading
-from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Channels, mix
 
 
@@ -21,7 +21,7 @@ class GatedConvConfig(MixerConfig):
     conv_width: int = Field(default=3, ge=1, description="taps of the conv")
 
 
-@mixer(GatedConvConfig)
+@register(GatedConvConfig)
 class GatedConv(nn.Module):
     """Φ is the conv's banded matrix, per channel, the same for every input; the gate follows in Out.
 

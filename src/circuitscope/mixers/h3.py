@@ -14,7 +14,7 @@ from circuitscope.kernels.long_conv import long_conv, toeplitz
 from circuitscope.kernels.s4d import S4DParams, s4d_kernel, s4d_with_state_edit, shift_ssm
 from circuitscope.mixers.mixer import MixerConfig, check_divides
 from circuitscope.mixers.reading import Factor, Reading, State
-from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.registry import register
 from circuitscope.mixers.s4 import add_s4d_parameters, s4d_transition
 from circuitscope.mixers.two_paths import Heads, mix
 
@@ -29,7 +29,7 @@ class H3Config(MixerConfig):
     dt_max: float = Field(default=1e-1, gt=0, description="largest initial step size")
 
 
-@mixer(H3Config)
+@register(H3Config)
 class H3(nn.Module):
     """Φ_ij = (q_i · k̃_j)(K_{i−j} + D δ_ij), per head; heads of one channel by default.
 

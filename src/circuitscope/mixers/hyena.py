@@ -14,7 +14,7 @@ from circuitscope.kernels.long_conv import long_conv, toeplitz
 from circuitscope.kernels.short_conv import short_conv
 from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import Build, Factor, Reading
-from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Heads, mix, short_convolve
 
 
@@ -73,7 +73,7 @@ class ImplicitFilter(nn.Module):
         return filters.T
 
 
-@mixer(HyenaConfig)
+@register(HyenaConfig)
 class Hyena(nn.Module):
     """Φ = diag(x2) · Toeplitz(h + bδ) · diag(x1), per channel.
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from circuitscope.hooks import hook
 from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import Reading
-from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.registry import register
 
 
 class LSTMConfig(MixerConfig):
@@ -19,7 +19,7 @@ class LSTMConfig(MixerConfig):
     d_hidden: int | None = Field(default=None, ge=1, description="hidden size; none: d_model")
 
 
-@mixer(LSTMConfig)
+@register(LSTMConfig)
 class LSTM(nn.Module):
     """y = W_O h, one layer of torch's LSTM. `hook_z` carries h as one head."""
 

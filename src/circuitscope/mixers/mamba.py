@@ -19,7 +19,7 @@ from circuitscope.kernels.selective_scan import (
 )
 from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import Build, Factor, GatedTransition, Profile, Reading, State
-from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.registry import register
 from circuitscope.mixers.scan import ChannelScan, mix_channels
 from circuitscope.mixers.two_paths import Channels, short_convolve
 
@@ -179,7 +179,7 @@ class GatedBlock(nn.Module):
         return u, gate, conv
 
 
-@mixer(MambaConfig)
+@register(MambaConfig)
 class Mamba(GatedBlock):
     """Φ is the scan's matrix, per channel: Σ_n C_in exp(A_en (S_i − S_j)) Δ_je B_jn + D_e δ_ij."""
 

@@ -16,7 +16,7 @@ from circuitscope.kernels.ssd import ssd, ssd_phi, ssd_with_state_edit
 from circuitscope.mixers.mamba import dt_bias
 from circuitscope.mixers.mixer import MixerConfig, check_divides
 from circuitscope.mixers.reading import Build, Factor, GatedTransition, Reading, State
-from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Channels, Heads, mix, short_convolve
 
 StepSizes = Float[Tensor, "batch pos head"]
@@ -35,7 +35,7 @@ class Mamba2Config(MixerConfig):
     norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the norm before the output projection")
 
 
-@mixer(Mamba2Config)
+@register(Mamba2Config)
 class Mamba2(nn.Module):
     """Φ = (C Bᵀ ⊙ Γ) diag(Δ) + D δ per head, Γ_ij = exp(Σ_{k=j+1..i} Δ_k A); y = W_o RMSNorm(z ⊙ SiLU(gate)).
 

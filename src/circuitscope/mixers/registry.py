@@ -21,12 +21,12 @@ class Kind(NamedTuple):
 MIXERS: Registry[Kind] = Registry("mixer", "mixers")
 
 
-def mixer(*configs: type[MixerConfig]) -> Callable[[Module], Module]:
+def register(*configs: type[MixerConfig]) -> Callable[[Module], Module]:
     """Registers a module for each of these configs, under the default of the config's field `name`."""
 
-    def register(module: Module) -> Module:
+    def remember(module: Module) -> Module:
         for config in configs:
             MIXERS.add(config.model_fields["name"].default, Kind(config, module), module.__module__)
         return module
 
-    return register
+    return remember

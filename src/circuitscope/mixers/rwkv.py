@@ -13,7 +13,7 @@ from circuitscope.kernels.short_conv import token_shift, token_shift_phi
 from circuitscope.kernels.wkv import wkv, wkv_phi, wkv_with_state_edit
 from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import Build, Factor, GatedTransition, Reading, State
-from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Channels, Heads, convolve, mix
 
 
@@ -23,7 +23,7 @@ class RWKVConfig(MixerConfig):
     name: Literal["rwkv"] = "rwkv"
 
 
-@mixer(RWKVConfig)
+@register(RWKVConfig)
 class RWKV(nn.Module):
     """Φ_ij = σ(r_i) · weights_ij per channel, relative to the values (which come after the token shift):
 

@@ -14,7 +14,7 @@ from circuitscope.kernels.long_conv import long_conv, toeplitz
 from circuitscope.kernels.s4d import S4DParams, s4d_kernel, s4d_lin, s4d_with_state_edit
 from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import GatedTransition, Reading, State
-from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.registry import register
 from circuitscope.mixers.scan import ChannelScan, mix_channels
 
 
@@ -90,7 +90,7 @@ def s4d_flops(d_state: int) -> int:
     return 7 * d_state + 2
 
 
-@mixer(S4Config)
+@register(S4Config)
 class S4(nn.Module):
     """v = x; Φ_ij = K_{i−j} + D δ_ij per channel, for every input; y = (W h + b) ⊙ σ(W_g h + b_g), h = gelu(z).
 

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from circuitscope.mixers.mamba import GatedBlock, GatedBlockConfig
-from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.registry import register
 from circuitscope.mixers.s4 import S4D, s4d_flops
 from circuitscope.mixers.scan import ChannelScan
 from circuitscope.mixers.two_paths import Channels
@@ -18,7 +18,7 @@ class S4MambaConfig(GatedBlockConfig):
     d_state: int = Field(default=16, ge=2, multiple_of=2, description="states N per channel, half of them stored")
 
 
-@mixer(S4MambaConfig)
+@register(S4MambaConfig)
 class S4Mamba(GatedBlock):
     """Φ_ij = K_{i−j} + D δ_ij per channel, the same for every input; around it Mamba's factors."""
 

@@ -11,7 +11,7 @@ from circuitscope.hooks import hook
 from circuitscope.mixers.mamba import SELECTIVE_STATE, SelectiveSSM, selective
 from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import Reading
-from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.registry import register
 from circuitscope.mixers.scan import mix_channels
 
 
@@ -23,7 +23,7 @@ class S6Config(MixerConfig):
     dt_rank: int | None = Field(default=None, ge=1, description="rank of the step size; none: d_model / 16, rounded up")
 
 
-@mixer(S6Config)
+@register(S6Config)
 class S6(nn.Module):
     """v = x, Φ as Mamba's, y = W_o z. No conv, no SiLU, no gate: Δ, B and C are read from x itself."""
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from circuitscope.models.hooked_lm import HookedLM
 
-State = Literal["created", "running", "finished", "stopped", "diverged", "failed"]
+RunState = Literal["created", "running", "finished", "stopped", "diverged", "failed"]
 
 _PACKAGES = ("circuitscope", "torch", "transformer-lens", "numpy", "safetensors")
 
@@ -113,7 +113,7 @@ class Run:
         model.load_state_dict(weights)
         return model.eval()
 
-    def write_status(self, state: State, step: int, message: str = "") -> None:
+    def write_status(self, state: RunState, step: int, message: str = "") -> None:
         """Records how far the run has come, and how it ended."""
         record = {"state": state, "step": step, "message": message, "pid": os.getpid()}
         text = json.dumps(record, indent=1) + "\n"

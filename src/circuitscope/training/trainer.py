@@ -24,7 +24,7 @@ from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.progress import Progress, Silent
 from circuitscope.runs.checkpoints import CheckpointWriter
 from circuitscope.runs.metrics import MetricsLog, read_metrics
-from circuitscope.runs.run import Run, State, create_run
+from circuitscope.runs.run import Run, RunState, create_run
 from circuitscope.runs.store import DamagedFile
 from circuitscope.tasks import Batch, Split
 from circuitscope.training.device import autocast, choose_device, set_up
@@ -297,7 +297,7 @@ def _catch_signals() -> Iterator[list[int]]:
             signal.signal(signum, handler)
 
 
-def _try_status(run: Run, state: State, step: int, message: str) -> None:
+def _try_status(run: Run, state: RunState, step: int, message: str) -> None:
     """Records how a run ended, if the disk can still be written."""
     try:
         run.write_status(state, step, message)

@@ -14,8 +14,8 @@ from circuitscope.errors import UserError, shown, unknown
 from circuitscope.viz.registry import figure as figure_of
 from circuitscope.viz.style import COLOURS, Sheet, look, plain, written
 
-CURVES = 8  # profiles in a panel
-DECADES = 8  # that an axis of m(δ) spans at most
+CURVES = 8  # profiles per panel
+DECADES = 8  # at most so many on the axis of m(δ)
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -25,8 +25,8 @@ def decay(frames: Mapping[str, pd.DataFrame], *, factor: str = "phi", layers: Se
     """A row for every run and layer: left m(δ) at steps over training, right the rate κ by step.
 
     m(δ) is the median over heads or channels, with quartiles at the last step. The dashed line is exp(c − κ δ) with
-    the median κ, c such that it lies on m(δ) in the mean over δ ≥ 1 of log m. κ has the quartiles over heads as its
-    band; R² is that of the exponential.
+    the median κ; c makes the means of its logarithm and of log m(δ) over δ ≥ 1 equal. The band of κ spans the quartiles
+    over heads; R² is that of the exponential fit.
 
     Args:
         frames: by name of the run, the table `analysis.analysis_table(run, "decay")` gives.

@@ -26,16 +26,16 @@ def dynamics(
     bump: Bump | Sequence[Bump | None] | None = None,
     together: bool = True,
 ) -> Sheet:
-    """Loss above, accuracy below, then the scores: of one run in one panel, of several a panel each.
+    """Loss above, accuracy below it, then the scores: all in one panel for one run, in a panel each for several runs.
 
-    The band of a run is the spread over evaluation batches (loss, accuracy) or ± a standard error (scores). Runs that
-    differ in their seed alone are one curve, their mean, with a band from the lowest to the highest.
+    The band of a run is the spread over evaluation batches (loss, accuracy) or ± one standard error (scores). Runs that
+    differ only in their seed are drawn as one curve, their mean, with a band from the lowest to the highest.
 
     Args:
         scores: for each run the table `circuitscope.analyze` gives; drawn are the scores that are registered for this
             figure, each where it ends highest.
         bump: first and last step of the loss bump, for one run; or a list, one for each run.
-        together: whether runs that differ in their seed alone are one curve.
+        together: whether runs that differ only in their seed are drawn as one curve.
     """
     if not runs:
         raise UserError("a figure of dynamics needs at least one run")
@@ -177,7 +177,7 @@ def _draw_chance(accuracy: Axes, runs: Sequence[Run]) -> None:
 
 
 def _shade(every: Sequence[Axes], groups: Sequence[Group], bumps: Sequence[Bump | None]) -> list[Patch]:
-    """Bumps behind all panels: grey for one group, else in its colour; what stands for them in the legend."""
+    """Shades the bumps behind all panels, grey for one group, else in its colour; gives their legend entries."""
     handles = []
     for group, colour in zip(groups, COLOURS * len(groups), strict=False):
         found = [b for i in group.at if (b := bumps[i]) is not None]

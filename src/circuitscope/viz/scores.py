@@ -1,4 +1,4 @@
-"""Circuit scores over training, a panel each: every place of one run, or the best place of several."""
+"""Circuit scores over training, one panel per score: every place of one run, or the best place of several runs."""
 
 from collections.abc import Mapping, Sequence
 from textwrap import fill

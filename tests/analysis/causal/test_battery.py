@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from circuitscope.analysis.causal.battery import COLUMNS, causal_rows
-from circuitscope.analysis.summary import cause_lines
+from circuitscope.viz.words.causal import causal_lines
 from planted import planted_conv_mamba, planted_induction, planted_task
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def test_the_binding_sits_at_the_values_before_the_last_layer(induction):
 
 
 def test_the_strongest_come_first_on_screen(induction):
-    lines = list(cause_lines(induction, most=5))
+    lines = list(causal_lines(induction, most=5))
     assert len(lines) == 6
     assert lines[-1][1] == f"and {len(induction) - 5} weaker ones in causal.parquet"
     shown = [abs(float(line[2].split()[0])) for line in lines[:-1]]

@@ -16,7 +16,7 @@ from circuitscope.errors import UserError
 from circuitscope.hooks import hook
 from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import Reading, State
-from circuitscope.mixers.registry import MIXERS, mixer
+from circuitscope.mixers.registry import MIXERS, register
 
 
 def build(name, **options):
@@ -201,7 +201,7 @@ class Memory(nn.Module):
 def memory(monkeypatch):
     for what in ("_things", "_from"):
         monkeypatch.setattr(MIXERS, what, dict(getattr(MIXERS, what)))
-    mixer(MemoryConfig)(Memory)
+    register(MemoryConfig)(Memory)
     return cs.model(mixers=["memory"], d_model=16, n_layers=2, vocab_size=64, max_length=32).eval()
 
 

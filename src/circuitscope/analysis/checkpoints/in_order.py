@@ -1,7 +1,7 @@
 """Rows of many checkpoints in order of step, read one after the other or several at once.
 
-A model of attention alone spends its time in torch, which lets go of Python's lock: a checkpoint on each
-thread is faster than one on all. Numba's kernels hold the lock and use all threads themselves.
+A model of attention alone spends its time in torch, which releases Python's lock: reading one checkpoint on each
+thread is faster than reading one on all threads. Numba's kernels hold the lock and use all threads themselves.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from circuitscope.runs.store import DamagedFile
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_MOST = 8  # about an eighth of the work of a checkpoint is Python's, of which one thread runs at a time
+_MOST = 8  # about an eighth of the work on a checkpoint is Python's own, which only one thread can do at a time
 
 
 class LeftOut(Exception):
@@ -64,13 +64,13 @@ def readable_at_once(model: ModelConfig) -> int:
 
 
 def in_order(work: Callable[[Item], Result], items: Iterable[Item], at_once: int) -> Iterator[Result]:
-    """What `work` makes of each item, in their order, on so many threads that share torch's between them.
+    """What `work` makes of each item, in the order of the items, on `at_once` threads that share torch's threads.
 
-    At most two items more than threads are handed out before the first result is taken. Closed or broken off, it waits
-    for the items in work and leaves the others.
+    At most `at_once` + 2 items are started before the first result is taken. When the iterator is closed, or an error
+    ends it, it waits for the items that were started and drops the others.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads // at_once))  # holds for every thread that starts from here on
+    torch.set_num_threads(max(1, threads // at_once))  # for every thread that starts from now on
     pool = ThreadPoolExecutor(at_once)
     ahead: deque[Future[Result]] = deque()
     try:

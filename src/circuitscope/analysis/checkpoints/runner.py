@@ -1,4 +1,4 @@
-"""Analyses of every checkpoint of a run: weights swapped into a model, rows into one table per analysis."""
+"""Analyses of the checkpoints of a run: loads each checkpoint into a model and keeps the rows in one table each."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -28,7 +28,7 @@ SEQUENCES = 256
 _VERSION = 3  # of what the tables hold
 
 
-def results(
+def analysis_results(
     run: Run | str | Path,
     names: Iterable[str],
     *,
@@ -78,7 +78,7 @@ def analysis_table(
     """
     run, wanted = Run.of(run), ANALYSES[name]
     if steps is None or wanted.run_rows is not None:
-        return results(run, [name], steps=steps, sequences=sequences, progress=progress)[name]
+        return analysis_results(run, [name], steps=steps, sequences=sequences, progress=progress)[name]
     if why := wanted.refuses(run):
         raise UserError(f"{run.path}: {why}")
     return _checkpoint_table(run, wanted, steps, sequences, progress)
@@ -97,7 +97,7 @@ def analyze(
     Args:
         scores: names of scores; by default all that the task can have.
         steps: "all", "0:2000:100", or numbers.
-        sequences: held-out sequences a score is averaged over.
+        sequences: held-out sequences that a score is averaged over.
 
     Returns:
         run, step, layer, head (none: the whole layer), factor, unit, score, weighting, value, stderr, n.

@@ -8,10 +8,10 @@ ChosenSteps = str | int | Iterable[int] | None
 
 
 def choose_steps(asked: ChosenSteps, saved: Sequence[int]) -> list[int]:
-    """Saved steps that are asked for.
+    """The saved steps that are asked for.
 
-    A range FIRST:LAST:EVERY takes the saved steps from FIRST to LAST, both included, that lie on it
-    (EVERY left out: all of them); a number must have been saved.
+    A range FIRST:LAST:EVERY takes the saved steps FIRST, FIRST + EVERY, … up to LAST; without EVERY it takes all saved
+    steps from FIRST to LAST. A single number must be a saved step.
     """
     if asked is None or asked == "all":
         return list(saved)

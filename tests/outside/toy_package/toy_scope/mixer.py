@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from circuitscope.hooks import hook
 from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import Factor, GatedTransition, Reading
-from circuitscope.mixers.registry import mixer
+from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import mix
 
 
@@ -19,7 +19,7 @@ class ToyConfig(MixerConfig):
     name: Literal["toy"] = "toy"
 
 
-@mixer(ToyConfig)
+@register(ToyConfig)
 class Toy(nn.Module):
     """Φ_ij = a_{j+1} ⋯ a_i (1 − a_j), per channel."""
 
