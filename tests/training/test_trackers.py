@@ -3,6 +3,7 @@
 import json
 import struct
 import sys
+import time
 
 import pytest
 
@@ -63,6 +64,10 @@ def wandb_runs(root):
     found = []
     for path in sorted(root.rglob("run-*.wandb")):
         run_id, name, rows = "", "", {}
+        deadline = time.monotonic() + 60
+        while not any(record.HasField("exit") for record in wandb_records(path)):  # its service may write a bit later
+            assert time.monotonic() < deadline, f"{path} has no end"
+            time.sleep(0.05)
         for record in wandb_records(path):
             if record.HasField("run"):
                 run_id, name = record.run.run_id, record.run.display_name
