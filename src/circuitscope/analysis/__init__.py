@@ -1,7 +1,8 @@
-"""Reading circuits out of models: scores, decay, phases, interventions, probes. Model and tokens in, tables out.
+"""Reads circuits out of models: scores, decay, phases, interventions and probes. Models go in, tables come out.
 
-Scores and knockouts share one definition of which edges a circuit uses (`scores.edges`); every function takes a
-model and a batch, or a bare matrix; `checkpoints` runs analyses over the checkpoints of a run. Names load on first use.
+Scores and knockouts share one definition of the edges that a circuit uses (`scores.edges`). Every function takes a
+model and a batch, or a bare matrix. `checkpoints` runs analyses over the checkpoints of a run. A name is imported when
+it is first used.
 """
 
 import importlib

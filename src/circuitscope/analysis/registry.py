@@ -1,4 +1,4 @@
-"""What an analysis is, and the analyses by name.
+"""Defines what an analysis is, and holds all analyses by name.
 
 An analysis gives the rows of one table: from the model and held-out sequences of each checkpoint, or from a run as a
 whole and tables of other analyses. It says what it is, what its columns mean, which checkpoints it is meant for and
@@ -34,11 +34,11 @@ class Analysis:
         rows: gives the rows of one checkpoint, without run and step, from a model and held-out sequences.
         run_rows: gives the rows of a whole run, without its name, from the results of the analyses in `needs`.
         needs: names of analyses whose tables `run_rows` reads.
-        means: what columns mean, in words, where the name does not say it.
-        steps: the checkpoints it is meant for by default.
-        refuses: says why a run cannot have it, or gives "".
-        depends_on: what the rows depend on besides the checkpoint and the sequences, such as the list of scores, as
-            JSON can hold it. Rows that were made with something else are computed again.
+        means: what columns mean, where their names do not say it.
+        steps: the checkpoints that it reads by default.
+        refuses: gives the reason why a run cannot have this analysis, or "".
+        depends_on: what the rows depend on besides the checkpoint and the sequences, such as the list of scores, in a
+            form that JSON can hold. Rows that were made with another value are computed again.
         at_once: how many checkpoints of a run are best read at the same time; `rows` then runs on several threads.
     """
 
@@ -76,7 +76,7 @@ ANALYSES: Registry[Analysis] = Registry(
 
 
 def analysis(name: str, about: str, columns: Mapping[str, str], **options: Any) -> Callable[[Function], Function]:
-    """Registers a function (model, held-out sequences) → rows as an analysis; the options are `Analysis`'s."""
+    """Registers a function (model, held-out sequences) → rows as an analysis; options are fields of `Analysis`."""
 
     def register(rows: Function) -> Function:
         ANALYSES.add(name, Analysis(name, about, columns, rows=rows, **options), rows.__module__)
@@ -86,7 +86,7 @@ def analysis(name: str, about: str, columns: Mapping[str, str], **options: Any) 
 
 
 def run_analysis(name: str, about: str, columns: Mapping[str, str], **options: Any) -> Callable[[Function], Function]:
-    """Registers a function (results of a run) → rows as an analysis of runs as a whole."""
+    """Registers a function (results of a run) → rows as an analysis of a whole run."""
 
     def register(rows: Function) -> Function:
         ANALYSES.add(name, Analysis(name, about, columns, run_rows=rows, **options), rows.__module__)

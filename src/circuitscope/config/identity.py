@@ -1,10 +1,10 @@
 """The identity of a run: a digest of what determines its weights.
 
-Configs with one digest give, on one machine and number of threads, the same weights at every step, and end at the
-same step. The digest is over the complete config, with every value written out, so a default that changes later does
-not change it. Left out are the fields that a part names in `without_effect` (how a run is recorded and where it is
-computed; its name is no part of the config), and fields that were added later and have the value that means "as
-before": a new field marked with `Added` changes the digest of no run that exists.
+Configs with the same digest give the same weights at every step, on the same machine with the same number of threads,
+and end at the same step. The digest covers the complete config, with every value written out, so a default that changes
+later does not change it. It leaves out two kinds of fields: those that a section names in `without_effect` (how a run
+is recorded and where it is computed; its name is not part of the config), and those that were added later and have the
+value that means "as before", so that a new field marked with `Added` changes the digest of no existing run.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ _DIGITS = 12
 
 
 def digest(config: "RunConfig") -> str:
-    """Twelve hexadecimal digits."""
+    """The digest of a config: twelve hexadecimal digits."""
     text = json.dumps(_seeded(config), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 def differ_in_seed_alone(one: "RunConfig", other: "RunConfig") -> bool:
-    """Whether two runs are the same but for the seeds of their weights or examples, which do differ."""
+    """Whether two runs differ in the seeds of their weights or examples, and in nothing else that counts."""
     return _seeds(one) != _seeds(other) and _seedless(one) == _seedless(other)
 
 
@@ -47,7 +47,7 @@ def _seedless(config: "RunConfig") -> dict[str, Any]:
 
 
 def _what_counts(value: Any) -> Any:
-    """A value as plain data; of a section, the fields that count."""
+    """A value as plain data; a section gives only the fields that count."""
     if isinstance(value, Section):
         silent, added = value.without_effect(), value.added()
         return {

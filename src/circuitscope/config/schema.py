@@ -1,4 +1,4 @@
-"""Versions of config.yaml: files of earlier versions are read as what they meant.
+"""Versions of config.yaml: a file of an earlier version is read with the meaning it had then.
 
 A file says its version in the key `schema`; one without it has version 1. To change the layout, raise VERSION and add
 to UPGRADES the function that turns data of the version before into data of the new one. To add a field, raise VERSION

@@ -1,4 +1,4 @@
-"""What people see of an analysis: words for the terminal and, where there is one, a figure, by the analysis's name.
+"""Registers what people see of an analysis, under its name: words for the terminal and, if there is one, a figure.
 
 An analysis without words gets a plain table of its last checkpoint and what its columns mean.
 """
@@ -32,12 +32,12 @@ Said = str | Lines
 
 @dataclass(frozen=True)
 class Words:
-    """How an analysis is told.
+    """How the results of an analysis are put into words.
 
     Args:
         say: gives lines and small tables from the results of one run or, where `side_by_side`, of several at once.
-        in_brief: gives sentences alone, for where the analysis backs another.
-        side_by_side: runs are told together, after all else.
+        in_brief: gives only sentences; used where the analysis was run only to support another.
+        side_by_side: whether several runs are shown together, after everything else.
     """
 
     say: "Callable[..., Iterable[Said]]"
@@ -75,7 +75,7 @@ def words_of(name: str) -> Words:
 
 
 def by_label(runs: "Sequence[Run]", tables: "Sequence[pd.DataFrame]") -> "dict[str, pd.DataFrame]":
-    """Tables by the run's name, by its path where two runs have one name."""
+    """Tables by the name of the run, or by its path where two runs have the same name."""
     names = [run.name for run in runs]
     labels = [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]
     return dict(zip(labels, tables, strict=True))

@@ -122,5 +122,5 @@ def test_the_last_sentence_names_the_matrices_that_the_layer_has(shift, core):
     recall = part("recall", core, True, 0.9)
     *_, last = Circuit([binding, other, recall], binding, recall, None, 0.25).sentences()
     assert last.startswith(
-        f"the key gets there by the {shift}, not by {core}: the edges of {core} to the key cost at most"
+        f"the key gets there by the {shift}, not by {core}: removing the edges of {core} to the key costs at most"
     )

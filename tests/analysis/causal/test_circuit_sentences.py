@@ -15,9 +15,14 @@ BATCH = planted_task().batch(0, split="test", size=32)
             planted_conv_mamba,
             "L0 conv",
             "L0 ssm",
-            "by the conv, not by ssm: the edges of ssm to the key cost at most 0.0",
+            "by the conv, not by ssm: removing the edges of ssm to the key costs at most 0.0",
         ),
-        (planted_rwkv, "L0 shift", "L0 phi", "by the shift, not by phi: the edges of phi to the key cost at most 0.0"),
+        (
+            planted_rwkv,
+            "L0 shift",
+            "L0 phi",
+            "by the shift, not by phi: removing the edges of phi to the key costs at most 0.0",
+        ),
     ],
 )
 def test_what_brings_the_key_to_the_value_is_named_beside_the_mixers_own_matrix(plant, binding, recall, says):

@@ -101,7 +101,7 @@ def test_values_that_are_missing_are_left_out():
     [
         ([0, 2, 1], [1, 2, 3], "steps must increase"),
         ([0, 1, 1], [1, 2, 3], "steps must increase"),
-        ([0, 1], [1, 2, 3], "one value a step"),
+        ([0, 1], [1, 2, 3], "one value per step"),
         ([-1, 0, 1], [1, 2, 3], "not negative"),
         ([0, np.nan, 1], [1, 2, 3], "finite"),
     ],

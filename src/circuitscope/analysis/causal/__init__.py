@@ -1,1 +1,1 @@
-"""Is it used? Interventions on a model: knockouts, ablations, patching, and the recall circuit they prove."""
+"""Interventions that show what a model uses: knockouts, ablations, patching, and the recall circuit they prove."""

@@ -26,7 +26,7 @@ COLUMNS = {
     "stderr": "float64",
     "n": "int64",
 }
-_MOST_HEADS = 16  # above, heads are channels and are taken in groups
+_MOST_HEADS = 16  # more than that are channels, which are ablated in groups
 _STRONGEST = 0.1
 
 
@@ -34,7 +34,7 @@ _STRONGEST = 0.1
     "causal",
     "Ablations of every head or layer, knockouts between roles, and interchange patching.",
     COLUMNS,
-    means={"unit": "what value is in: accuracy lost, or the effect in 0..1"},
+    means={"unit": "what the value measures: accuracy lost, or the effect in 0..1"},
     steps="last",
 )
 def causal_of(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
@@ -45,9 +45,9 @@ def causal_of(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
 def causal_rows(model: HookedRootModule, batch: Batch) -> Iterator[Row]:
     """Ablations by the mean, knockouts between roles, interchange patching.
 
-    Ablations are done with Φ of later layers free and, where all of these have one, frozen. Channels are ablated in two
-    groups: the tenth that puts most weight on the bound value, and the rest. `unit` is "accuracy lost" or, for
-    interchange, "effect" in 0..1.
+    Ablations are done with Φ of later layers free and, if all of these layers have Φ, also frozen. Channels are
+    ablated in two groups: the tenth that puts most weight on the bound value, and the rest. `unit` is "accuracy lost"
+    or, for interchange, "effect" in 0..1.
     """
     tokens = on_device_of(model, batch.tokens)
     without_phi = [layer for layer, reading in opened(model).walk(tokens[:1]) if reading.no_phi]
@@ -88,7 +88,7 @@ def _row(intervention: str, layer: int, where: str, effect: Effect) -> Row:
 
 
 def _roles(batch: Batch) -> Iterator[tuple[Role, Role]]:
-    """Pairs dest, src of roles that occur in this order."""
+    """Pairs (dest, src) of roles where some dest has an earlier src."""
     present = [Role(int(r)) for r in batch.layout.roles.unique()]
     for dest in present:
         for src in present:
@@ -101,7 +101,7 @@ def _roles(batch: Batch) -> Iterator[tuple[Role, Role]]:
 
 @torch.no_grad()
 def _groups(reading: Reading, batch: Batch, layer: int) -> dict[str, list[int] | None]:
-    """What is ablated in a layer: all of it, and each head, or two groups of channels."""
+    """What is ablated in a layer: all of it, and then each head or two groups of channels."""
     groups: dict[str, list[int] | None] = {f"L{layer}": None}
     if reading.no_phi or reading.core.size == 1:
         return groups

@@ -1,8 +1,8 @@
 """The recall circuit of a model, found by its scores and proved by knockouts.
 
 Recall needs two steps: somewhere a value meets its key (binding), and a query reads from there
-(recall). In two layers of attention the value itself reads the key and the query the value. A short
-conv may bring both to a position after the value, and a scan read from there: so both steps are tried
+(recall). In two layers of attention the value itself reads the key, and the query reads the value. A short
+conv may bring both to a position after the value, where a scan may read them. So both steps are tried
 at the value and at the positions after it.
 """
 
@@ -39,8 +39,8 @@ class Part:
     """One step of the circuit at one place: how much weight lies on its edges, and what removing them costs.
 
     `head` is None for a layer as a whole. `core` says whether the matrix is Φ itself, not a conv or shift before it.
-    `weight` is the share of the matrix's row on these edges (of
-    |Φ| over all channels for a layer as a whole), `top` that of its strongest head or channel.
+    `weight` is the share of the matrix's row on these edges (of |Φ| over all channels for a layer as a whole), and
+    `top` is the strongest head or channel with its share.
     """
 
     step: Step
@@ -67,7 +67,7 @@ class Part:
         return f"L{self.layer} {self.factor}"
 
     def sentence(self, since: float | None = None) -> str:
-        """What the part does, from which step on where that is known, and what says so."""
+        """What the part does, since which step (if that is known), and the evidence for it."""
         after = int(self.edges.partition("+")[2] or 0)
         place = {0: "", 1: "the position after "}.get(after, f"{after} positions after ")
         moves = f"{self.place} moves {self.weight:.2f} of its weight"
@@ -85,7 +85,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Circuit:
-    """Every place that was tried, and the two that carry recall, where there are such."""
+    """Every place that was tried, and the two that carry recall, if there are such places."""
 
     tried: list[Part]
     binding: Part | None
@@ -95,7 +95,7 @@ class Circuit:
 
     @property
     def solved(self) -> bool:
-        """Whether the model answers better than with any value of the context, by more than 2 points."""
+        """Whether accuracy is more than 2 points above that of answering with any value of the context."""
         return bool(self.tried) and self.tried[0].effect.before > self.chance + 0.02
 
     @property
@@ -104,7 +104,7 @@ class Circuit:
         return self.solved and self.binding is not None and self.recall is not None
 
     def sentences(self, since: Mapping[str, float] | None = None) -> list[str]:
-        """The verdict in words; `since` says from which step on binding and recall are there."""
+        """The verdict in words; `since` gives the steps since which binding and recall are there."""
         lines = []
         if self.tried and not self.solved:
             lines.append(
@@ -140,7 +140,10 @@ class Circuit:
             return []
         name, most = others[0].factor, max(p.effect.share for p in others)
         borne = f"by the {shift} and by {name}" if any(p.used for p in others) else f"by the {shift}, not by {name}"
-        return [f"the key gets there {borne}: the edges of {name} to the key cost at most {most:.2f} of the accuracy"]
+        return [
+            f"the key gets there {borne}: removing the edges of {name} to the key costs at most"
+            f" {most:.2f} of the accuracy"
+        ]
 
 
 COLUMNS = {
@@ -270,13 +273,13 @@ def find_circuit(model: HookedRootModule, batch: Batch) -> Circuit:
 
 
 def _rank(part: Part) -> float:
-    """By what a knockout costs; a head that costs nine tenths of what its layer does stands for the layer."""
+    """What a knockout costs; a head that costs more than nine tenths of what its layer costs ranks above the layer."""
     return part.effect.lost if part.head is None else part.effect.lost / 0.9
 
 
 @without_gradients
 def _parts(model: HookedRootModule, batch: Batch, step: Step, name: str) -> Iterator[Part]:
-    """The step at every place, whole layers first, then the heads of those that are used."""
+    """Tries one step at every place: each layer as a whole, and then its heads if the layer's knockout costs enough."""
     edges = named_edges(name, batch.layout)
     if not len(edges.src):
         return
@@ -285,7 +288,7 @@ def _parts(model: HookedRootModule, batch: Batch, step: Step, name: str) -> Iter
     found: dict[tuple[int, str], Product] = {}
     total: torch.Tensor | None = None
     for layer, product, units, matrix in matrices(model, batch.tokens):
-        if not product.hook:  # what cannot be cut by itself cannot be proved
+        if not product.hook:  # without a knockout of its own nothing is proved
             continue
         key = (layer, product.name)
         found[key], kind = product, weightings_of(product)[0]

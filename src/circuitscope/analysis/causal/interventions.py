@@ -1,8 +1,8 @@
-"""Is it used? Accuracy lost when edges of a mixing matrix are cut or heads are ablated.
+"""Shows what a model uses: the accuracy it loses when edges of a mixing matrix are cut or heads are ablated.
 
-Works the same on attention and on every Φ, on a HookedLM and on any model with TransformerLens's hook
-names. "Head" is an attention head, an SSD head or a channel. The batch is run in slices that bound the
-memory a per-channel Φ takes; the result is that of one run. The model is left as it was.
+It works the same on attention and on every Φ, on a HookedLM and on any model with TransformerLens's hook
+names. "Head" is an attention head, an SSD head or a channel. The batch runs in slices, which bound the
+memory that a per-channel Φ takes; the result is that of one run. The model is left as it was.
 
 Not here: moving activations between two prompts (`causal.patching`).
 """
@@ -57,7 +57,7 @@ class Effect:
 
     @staticmethod
     def of(before: PerSequence, after: PerSequence) -> "Effect":
-        """The effect from accuracies by sequence."""
+        """The effect from accuracies per sequence."""
         lost, n = before - after, len(before)
         stderr = float(lost.std()) / n**0.5 if n > 1 else float("nan")
         return Effect(float(before.mean()), float(after.mean()), float(lost.mean()), stderr, n)
@@ -80,8 +80,8 @@ def cut(matrix: Matrix, edges: Edges, *, heads: Sequence[int] | None = None, ren
     """A copy of a mixing matrix with M[dest, src] = 0 on the edges, in all heads or in some.
 
     Args:
-        renormalize: scale what is left of a row to the row's former sum, as a softmax would that never
-            saw those positions. Only for matrices without negative entries; an emptied row stays zero.
+        renormalize: scale what is left of a row to the row's former sum, as if the softmax had never
+            seen those positions. Only for matrices without negative entries; an emptied row stays zero.
     """
     if matrix.ndim != 4 or len(matrix) != len(edges.dests) or matrix.shape[2:] != (edges.length, edges.length):
         raise UserError(
@@ -107,7 +107,7 @@ def knock_out(
         edges: a set of edges, or its name, as `analysis.named_edges` takes it: "recall", "query<-filler".
         layer: one layer, or several that are cut at once.
         heads: which heads or channels are cut; all by default.
-        factor: the matrix: "phi", what stands between values and z, or a factor with a hook of its own: "conv", the
+        factor: the matrix to cut: "phi", which turns values into z, or a factor with a hook of its own: "conv", the
             short conv before the values, or "shift", RWKV's token shift.
         renormalize: see `cut`.
     """
@@ -144,12 +144,12 @@ def ablate(
     """Accuracy lost when the output z of heads or channels is replaced.
 
     Args:
-        heads: which; all of the layer by default.
+        heads: which heads or channels; by default all of the layer.
         how: "zero"; "mean", over the sequences of the batch, at each position; or "resample", what the
-            heads give on another sequence of the batch, each sequence being used once.
-        frozen: Φ (the pattern) of all later layers stays what it is without the ablation, so that only
-            what the heads pass on as values is lost; False lets it change.
-        seed: of the choice of the other sequence.
+            heads give on another sequence of the batch; each sequence is used once.
+        frozen: Φ (the pattern) of all later layers stays as it is without the ablation, so that only
+            what the heads pass on as values is lost; False lets Φ change.
+        seed: seed for the choice of the other sequence.
     """
     layer, name = layer_index(model, layer), opened(model).hook(layer, "hook_z")
     if how not in get_args(How):
@@ -178,7 +178,8 @@ def _effect(
     """Accuracy before and after an edit, slice by slice.
 
     `edit(rows, seen)` gives the hooks for some sequences; `seen` holds what the hooks `through` carry
-    without it. Both runs take the path those hooks ask for, so an edit that changes nothing loses nothing.
+    without the edit. Both runs take the code path that those hooks require, so an edit that changes nothing
+    loses nothing.
     """
     _check_labels(batch)
     tokens, labels = on_device_of(model, batch.tokens), on_device_of(model, batch.labels)
@@ -210,7 +211,7 @@ def _check_labels(batch: Batch) -> None:
 
 
 def _cut(matrix: Matrix, edges: Edges, rows: slice, heads: Sequence[int] | None, renormalize: bool) -> Matrix:
-    """`cut` for the matrix of some sequences of those the edges are of."""
+    """`cut` for the matrix of the sequences `rows`; the edges are those of all sequences."""
     if renormalize and (matrix < 0).any():
         raise UserError(
             "renormalize is for attention: this matrix has negative entries, and a share of a signed sum means nothing"
@@ -246,7 +247,7 @@ def _matrices_after(model: HookedRootModule, layer: int, tokens: Int[Tensor, "ba
 
 
 def _derangement(n: int, seed: int) -> Int[Tensor, " batch"]:
-    """For each sequence another one, no two the same: a random cycle through all."""
+    """For each sequence another one, each used once: a random cycle through all."""
     if n < 2:
         raise UserError(f"resample takes z from another sequence; expected a batch of at least 2, got {n}")
     cycle = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
@@ -266,5 +267,5 @@ def _mean_at(model: HookedRootModule, tokens: Int[Tensor, "batch pos"], name: st
 
 
 def _always(value: Tensor) -> Callable[..., Tensor]:
-    """A hook that gives this value whatever comes."""
+    """A hook that gives this value, whatever it receives."""
     return lambda _, hook: value

@@ -1,4 +1,4 @@
-"""Where does the model keep which value belongs to which key? Activations moved between twin prompts.
+"""Shows where a model keeps which value belongs to which key, by moving activations between twin prompts.
 
 The twins differ in one thing: the values of two pairs are exchanged. Their metric is the logit of the
 right value minus the logit of the other one, at the queries that ask for these pairs; by symmetry it is
@@ -11,8 +11,8 @@ into the exchanged run has the effect
 overshoots or makes things worse.
 
 `interchange` runs every patch; `attribution_patching` estimates all of them from one gradient, to first
-order. On models with TransformerLens's names its `patching` tools do the former as well, one position or
-head at a time and with all logits.
+order. On models with TransformerLens's hook names, its own `patching` tools can do what `interchange` does, one
+position or head at a time and with all logits.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ DEFAULT_HOOKS = ("resid_pre", "mixer_out", "attn_out", "mlp_out")
 
 @dataclass(frozen=True)
 class Twins:
-    """Prompts, the same with the values of two pairs exchanged, and the queries that ask for those.
+    """Prompts, the same prompts with the values of two pairs exchanged, and the queries that ask for these pairs.
 
     Query q of a sequence is asked at `pos`; `right` is its answer in the clean prompt, `other` in the
     exchanged one. Where `asked` is False the query asks for another pair and does not count.
@@ -64,7 +64,7 @@ class Twins:
         return Twins(*(x[rows] for x in self._fields()))
 
     def on_device_of(self, model: HookedRootModule) -> "Twins":
-        """The twins where the model's parameters are."""
+        """The twins on the device of the model's parameters."""
         return Twins(*(on_device_of(model, x) for x in self._fields()))
 
     def _fields(self) -> tuple[Tensor, ...]:
@@ -100,7 +100,7 @@ def interchange(
             function of the name; by default the stream before each layer and what each branch adds.
             A matrix [batch, head, dest, src] is patched in the rows of its destinations.
         by: what one patch covers: all positions of a "role" in the layout, one "pos", or "all".
-        seed: of the choice of the pairs that trade values.
+        seed: seed for the choice of the pairs that trade values.
 
     Returns:
         One row per hook and place: layer, hook, position (a role, a number or "all"), effect, its
@@ -129,8 +129,8 @@ def attribution_patching(
 ) -> pd.DataFrame:
     """The table of `interchange`, estimated to first order: (a_clean − a) · ∂metric/∂a, both on exchanged values.
 
-    One gradient for all hooks and places. Where the metric is curved between the twins (a saturated
-    softmax, a norm) it may be far off: check what matters with `interchange`.
+    One gradient serves all hooks and places. Where the metric is curved between the twins (a saturated
+    softmax, a norm) the estimate may be far off: check what matters with `interchange`.
     """
     twins, names, places = _prepared(model, batch, hooks, by, seed)
     gaps: list[PerSequence] = []

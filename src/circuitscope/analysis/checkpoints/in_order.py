@@ -24,11 +24,11 @@ _MOST = 8  # about an eighth of the work on a checkpoint is Python's own, which 
 
 
 class LeftOut(Exception):
-    """A checkpoint that cannot be read, by step and reason."""
+    """A checkpoint cannot be read and is left out; the message says which one and why."""
 
 
 def load_weights(model: HookedLM, run: Run, step: int) -> None:
-    """Puts the weights after `step` updates into a model."""
+    """Loads into a model the weights that a run had after `step` updates."""
     try:
         model.load_state_dict(run.checkpoints.load(step))
     except (DamagedFile, OSError, RuntimeError) as error:
@@ -38,7 +38,7 @@ def load_weights(model: HookedLM, run: Run, step: int) -> None:
 def rows_in_order(
     run: Run, steps: Sequence[int], rows_of: Callable[[HookedLM], Iterable[Row]], at_once: int = 1
 ) -> Generator[tuple[int, list[Row] | LeftOut], None, None]:
-    """Rows of each checkpoint, or why it is left out; memory grows with `at_once`, not with the steps."""
+    """Rows of each checkpoint, or why it is left out; memory grows with `at_once`, not with the number of steps."""
     models: SimpleQueue[HookedLM] = SimpleQueue()
     at_once = min(at_once, len(steps))
     for _ in range(at_once):
@@ -58,7 +58,7 @@ def rows_in_order(
 
 
 def readable_at_once(model: ModelConfig) -> int:
-    """How many checkpoints of a model are best read at once: one per thread of torch up to _MOST, or one on all."""
+    """How many checkpoints of a model are best read at once: one per thread of torch (up to _MOST), or one alone."""
     torch_alone = all(mixer.releases_lock for mixer in model.mixers)
     return min(torch.get_num_threads(), _MOST) if torch_alone else 1
 

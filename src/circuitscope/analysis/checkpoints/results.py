@@ -16,8 +16,8 @@ class Results:
 
     Args:
         steps: the checkpoints that were read, in order.
-        sequences: held-out sequences that a number is averaged over.
-        tables: by the name of the analysis.
+        sequences: how many held-out sequences each number is averaged over.
+        tables: the tables, by the name of their analysis.
     """
 
     run: Run

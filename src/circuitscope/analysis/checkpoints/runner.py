@@ -1,4 +1,4 @@
-"""Analyses of the checkpoints of a run: loads each checkpoint into a model and keeps the rows in one table each."""
+"""Runs analyses over the checkpoints of a run, and keeps the rows of each analysis in one table."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -25,7 +25,7 @@ from circuitscope.runs.run import Run
 from circuitscope.runs.store import DamagedFile, digest_of, write_whole
 
 SEQUENCES = 256
-_VERSION = 3  # of what the tables hold
+_VERSION = 3  # version of what the tables hold
 
 
 def analysis_results(
@@ -36,12 +36,13 @@ def analysis_results(
     sequences: int = SEQUENCES,
     progress: Progress | None = None,
 ) -> Results:
-    """Several analyses of a run and those that they need; their tables are kept in RUN/analysis/NAME.parquet.
+    """Runs several analyses and those that they need, and keeps their tables in RUN/analysis/NAME.parquet.
 
     Args:
-        names: of analyses in `analysis.registry.ANALYSES`.
-        steps: "all", "0:2000:100", or numbers; analyses that are meant for the last checkpoint get the last of these.
-        sequences: held-out sequences that a number is averaged over.
+        names: names of analyses in `analysis.registry.ANALYSES`.
+        steps: "all" (the default), "0:2000:100", or numbers; an analysis that is meant for the last checkpoint gets
+            only the last of these.
+        sequences: how many held-out sequences each number is averaged over.
     """
     run = Run.of(run)
     wanted = [ANALYSES[name] for name in names]
@@ -56,7 +57,7 @@ def analysis_results(
         at = found.steps[-1:] if one.steps == "last" else found.steps
         frame = _checkpoint_table(run, one, at, sequences, progress)
         found.tables[one.name] = frame
-        if one.steps == "all":  # without damaged checkpoints
+        if one.steps == "all":  # damaged checkpoints are not in the table
             found.steps = sorted(int(step) for step in frame.step.unique())
     return found
 
@@ -72,9 +73,9 @@ def analysis_table(
     """The table of one analysis of a run, also kept in RUN/analysis/NAME.parquet.
 
     Args:
-        name: of an analysis in `analysis.registry.ANALYSES`.
-        steps: "all", "0:2000:100", or numbers; by default those the analysis is meant for.
-        sequences: held-out sequences that a number is averaged over.
+        name: the name of an analysis in `analysis.registry.ANALYSES`.
+        steps: "all", "0:2000:100", or numbers; by default those that the analysis is meant for.
+        sequences: how many held-out sequences each number is averaged over.
     """
     run, wanted = Run.of(run), ANALYSES[name]
     if steps is None or wanted.run_rows is not None:
@@ -96,11 +97,11 @@ def analyze(
 
     Args:
         scores: names of scores; by default all that the task can have.
-        steps: "all", "0:2000:100", or numbers.
-        sequences: held-out sequences that a score is averaged over.
+        steps: "all" (the default), "0:2000:100", or numbers.
+        sequences: how many held-out sequences each score is averaged over.
 
     Returns:
-        run, step, layer, head (none: the whole layer), factor, unit, score, weighting, value, stderr, n.
+        Columns run, step, layer, head (empty for the whole layer), factor, unit, score, weighting, value, stderr, n.
     """
     run = Run.of(run)
     names = check_scores(scores, run.config.task)
@@ -118,7 +119,7 @@ def circuits(
 
 
 def held_out(run: Run, sequences: int = SEQUENCES) -> HeldOut:
-    """The held-out sequences on which a run is analyzed: of its test split, which training never sees."""
+    """The held-out sequences on which a run is analyzed; they come from its test split, which training never sees."""
     if sequences < 2:
         raise UserError(f"sequences must be at least 2 for a standard error, got {sequences}")
     config = run.config
@@ -136,10 +137,10 @@ def over_checkpoints(
     at_once: int = 1,
     depends_on: Any = None,
 ) -> pd.DataFrame:
-    """Rows of every chosen checkpoint; those on disk are used again, and an interrupt keeps what is done.
+    """Rows of every chosen checkpoint; rows on disk are used again, and after an interrupt finished rows are kept.
 
     Args:
-        at_once: checkpoints read at the same time; with more than 1 `rows_of` is called from several threads.
+        at_once: how many checkpoints are read at the same time; above 1, `rows_of` is called from several threads.
         depends_on: what the rows depend on besides the checkpoint and the sequences.
     """
     progress = progress or Silent()
@@ -186,7 +187,7 @@ def _checkpoint_table(
 
 
 def _run_table(found: Results, wanted: Analysis) -> pd.DataFrame:
-    """The table of an analysis of the run as a whole: it follows from tables that are kept, so it is made anew."""
+    """The table of an analysis of the run as a whole: it follows from tables on disk, so it is made anew."""
     assert wanted.run_rows is not None
     columns = wanted.table_columns
     rows = [{"run": found.run.name, **row} for row in wanted.run_rows(found)]
@@ -207,7 +208,7 @@ def table_path(run: Run, name: str, sequences: int = SEQUENCES) -> Path:
 
 
 def _digests(run: Run, steps: Sequence[int]) -> dict[int, str]:
-    """Digests of checkpoints, without those whose header cannot be read: such a file is left out when it is loaded."""
+    """Digests of checkpoints, except those with an unreadable header: such a file is left out when it is loaded."""
     found = {}
     for step in steps:
         with suppress(DamagedFile, OSError):
@@ -216,7 +217,7 @@ def _digests(run: Run, steps: Sequence[int]) -> dict[int, str]:
 
 
 def saved_steps(run: Run) -> list[int]:
-    """Steps with a checkpoint; an error where there is none."""
+    """Steps that have a checkpoint; it is an error if there are none."""
     if not run.steps:
         raise UserError(f"{run.path} has no checkpoints to analyze")
     return run.steps

@@ -1,4 +1,4 @@
-"""Which checkpoints: "all", "0:2000:100", "0,400,800"."""
+"""Chooses checkpoints by what a user asks for: "all", "0:2000:100", "0,400,800"."""
 
 from collections.abc import Iterable, Sequence
 

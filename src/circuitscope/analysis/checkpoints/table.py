@@ -1,8 +1,8 @@
 """Tidy tables of results on disk: one parquet file per analysis, grown checkpoint by checkpoint.
 
 A file is written whole under a temporary name and renamed, so at any instant it is absent or complete. Its metadata
-say what it was computed with and, for each step, the digest of the checkpoint that its rows were read from: rows of a
-checkpoint that was replaced since, or made with something else, are not used again.
+say what it was computed with and, for each step, the digest of the checkpoint behind its rows. Rows are not used again
+if the checkpoint has been replaced since, or if they were computed with something else.
 """
 
 import io
@@ -25,16 +25,16 @@ _SECONDS = 5.0  # between writes
 
 
 class Table:
-    """Rows by step in `path`. Use as a context manager: leaving it, even by an error, writes what is done.
+    """Rows by step in `path`. Use as a context manager: leaving it, even after an error, writes all rows.
 
     While it is open no other process can open it.
 
     Args:
-        columns: names and pandas types, in order; "step" among them.
-        settings: the kind of table that this is. A file with other settings is set aside.
-        depends_on: what else all rows depend on. Rows made with something else are dropped.
-        digests: of the checkpoints that are asked for, by step. Rows of these steps that were read from a checkpoint
-            with another digest are dropped.
+        columns: names and pandas types, in order; one of them is "step".
+        settings: what kind of table this is. A file with other settings is renamed and not used.
+        depends_on: what else all rows depend on. Rows that were made with another value are dropped.
+        digests: digests of the checkpoints that are asked for, by step. Rows of these steps are dropped if they were
+            read from a checkpoint with another digest.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Table:
     ):
         self.path, self.columns, self.digests = path, columns, dict(digests or {})
         self.settings, self.depends_on = _as_json(settings), _as_json(depends_on)
-        self.notes: list[str] = []  # what a person should know of the rows that were there
+        self.notes: list[str] = []  # what the user should know about the rows on disk
         self._new: list[dict[str, Any]] = []
         self._written, self._pause = time.monotonic(), _SECONDS
         self._saved = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
@@ -83,13 +83,13 @@ class Table:
         return {int(s) for s in self._saved["step"].unique()} | {row["step"] for row in self._new}
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Rows of one more checkpoint; on disk within some seconds."""
+        """Adds the rows of one more checkpoint; writes to disk if the last write was some seconds ago."""
         self._new.extend(rows)
         if time.monotonic() - self._written > self._pause:
             self.write()
 
     def write(self) -> None:
-        """Brings all rows to the disk."""
+        """Writes all rows to disk."""
         if not self._new:
             return
         began = time.monotonic()
@@ -115,7 +115,7 @@ class Table:
         return pd.concat([self._saved, new], ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
 
     def _read(self) -> None:
-        """Takes over the rows on disk that can be used again, and notes what cannot."""
+        """Loads the rows on disk that can be used again, and notes which cannot."""
         if not self.path.exists():
             return
         try:
@@ -156,12 +156,12 @@ class Table:
 
 
 def _as_json(value: Any) -> Any:
-    """A value as it comes back from a file."""
+    """A value as it comes back from a JSON file."""
     return json.loads(json.dumps(value))
 
 
 def _difference(before: Any, now: Any) -> str:
-    """How what a table was made with differs from what it would be made with now."""
+    """Says how the value that a table was made with differs from today's."""
     if not (isinstance(before, list) and isinstance(now, list)):
         return "was made with other settings"
     missing, gone = ([str(x) for x in a if x not in b] for a, b in ((now, before), (before, now)))

@@ -1,7 +1,7 @@
 """How far gradients reach through one layer: ‖∂ resid_post_i / ∂ resid_pre_j‖ by lag i − j.
 
-The whole layer is differentiated: norm, mixer (Φ's own dependence on its input with it), MLP and the
-residual branch, which alone gives √d_model at lag 0. Any model with the two residual hooks will do.
+The gradient is that of the whole layer: norm, mixer (including how Φ depends on its input), MLP and the
+residual branch, which alone gives √d_model at lag 0. It works on any model with the two residual hooks.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ Stream = Float[Tensor, "batch pos d_model"]
 
 class Reach(NamedTuple):
     """Mean of ‖∂ resid_post_i / ∂ resid_pre_{i−lag}‖² (Frobenius) over i and sequences, its standard error, and
-    how many sequences were looked at, by lag."""
+    how many sequences were used, by lag."""
 
     squared: Float[Tensor, " lag"]
     squared_stderr: Float[Tensor, " lag"]
@@ -33,7 +33,7 @@ class Reach(NamedTuple):
 
     @property
     def stderr(self) -> Float[Tensor, " lag"]:
-        """Of `norm`, to first order."""
+        """The standard error of `norm`, to first order."""
         return self.squared_stderr / (2 * self.norm)
 
 
@@ -42,13 +42,14 @@ def gradient_reach(
 ) -> Reach:
     """Gradient reach of a layer, estimated by random vector-Jacobian products, or exact.
 
-    With random signs u, E ‖uᵀ J_ij‖² = ‖J_ij‖²_F: unbiased for the square, so the root of the mean square is
-    what is reported. Each destination i gets `probes` vectors, each on a sequence drawn at random. One
-    backward pass serves one destination in every sequence: ⌈probes · L / batch⌉ passes, and probes · (L − δ)
-    samples at lag δ. The standard error is over the sequences with samples, nan where that is one.
+    With random signs u, E ‖uᵀ J_ij‖² = ‖J_ij‖²_F: this is unbiased for the square, so the result is the root
+    of the mean square. Each destination i gets `probes` vectors, each on a sequence drawn at random. One backward
+    pass serves one destination in every sequence, so there are ⌈probes · L / batch⌉ passes, and probes · (L − δ)
+    samples at lag δ. The standard error is taken over the sequences with samples; it is nan if there is only one.
 
     Args:
-        probes: None for the exact Jacobian of every sequence, L · d_model passes: for small sizes.
+        probes: random vectors per destination; or None for the exact Jacobian of every sequence, which takes
+            L · d_model passes and is meant for small sizes.
     """
     if probes is not None and probes < 1:
         raise UserError(f"probes must be at least 1, or None for the exact Jacobian, got {probes}")
@@ -82,7 +83,7 @@ def _pooled(total: Float[Tensor, "batch lag"], count: Float[Tensor, "batch lag"]
 
 
 def _spread(batch: int, length: int, probes: int, generator: torch.Generator) -> Int[Tensor, "passes batch"]:
-    """A destination for every pass and sequence: each position `probes` times, in random places; −1 where none is."""
+    """A destination for every pass and sequence: each position occurs `probes` times, in random places; −1 is none."""
     passes = -(-probes * length // batch)
     slots = torch.randperm(passes * batch, generator=generator)[: probes * length]
     dests = torch.full((passes * batch,), -1)
@@ -95,7 +96,7 @@ def _random_signs(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _unit_vectors(like: Float[Tensor, "batch d_model"]) -> Iterator[Float[Tensor, "batch d_model"]]:
-    """Each coordinate, in all sequences at once."""
+    """The unit vector of each coordinate, for all sequences at once."""
     for coordinate in range(like.shape[-1]):
         vector = torch.zeros_like(like)
         vector[:, coordinate] = 1
@@ -105,9 +106,9 @@ def _unit_vectors(like: Float[Tensor, "batch d_model"]) -> Iterator[Float[Tensor
 def _residuals(
     model: HookedRootModule, tokens: Int[Tensor, "batch pos"], layer: int, dests: Int[Tensor, "passes batch"]
 ) -> tuple[Stream, list[Float[Tensor, "batch d_model"]]]:
-    """The stream before a layer, cut off from what made it; and after it, one destination per sequence and pass.
+    """The stream before a layer, detached; and the stream after it, at one destination per sequence and pass.
 
-    Each is a function of the first. A destination of −1 is read at 0, for a sequence that does not count.
+    The second is a function of the first. A destination of −1 is read at 0; that sequence does not count.
     """
     batch, length = tokens.shape
     at = (torch.arange(batch) * length + dests.clamp(min=0)).flatten().to(tokens.device)

@@ -1,7 +1,7 @@
 """How a mixing matrix falls off with distance: its profile over lags, and numbers read from a profile.
 
-m(δ) = mean over i − j = δ of |M_ij|, δ = 0 … L − 1. Bare tensors in and out; what is read from a
-profile works on any leading axes, in float64, and depends on L: compare profiles of one length only.
+m(δ) = mean over i − j = δ of |M_ij|, δ = 0 … L − 1. All functions work on bare tensors. Numbers are
+read from a profile for any leading axes, in float64. They depend on L, so compare only profiles of one length.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from circuitscope.errors import UserError
 
-FEWEST_LAGS = 3  # that a fit needs
+FEWEST_LAGS = 3  # lags that a fit needs
 
 
 class DecayFit(NamedTuple):
@@ -29,12 +29,12 @@ def profile(matrix: Float[Tensor, "batch head dest src"]) -> Float[Tensor, "head
     if matrix.ndim != 4 or matrix.shape[2] != matrix.shape[3] or 0 in matrix.shape:
         raise UserError(f"a mixing matrix is [batch, head, dest, src] and not empty, got {tuple(matrix.shape)}")
     if matrix.triu(1).any():
-        raise UserError("a profile is of a causal matrix, with zeros where src > dest; this one has others there")
+        raise UserError("a profile needs a causal matrix: zeros where src > dest; this one has nonzero entries there")
     return profile_by_sequence(matrix).mean(dim=0)
 
 
 def profile_by_sequence(matrix: Float[Tensor, "batch head dest src"]) -> Float[Tensor, "batch head lag"]:
-    """m(δ) of each sequence and head; what lies above the diagonal is not looked at.
+    """m(δ) of each sequence and head; entries above the diagonal are ignored.
 
     Sequences that share one matrix in memory (an expanded batch axis) share the work.
     """
@@ -50,7 +50,7 @@ def fit_decay(profile: Float[Tensor, "*lead lag"]) -> DecayFit:
 
     Ordinary least squares with an intercept, every lag δ ≥ 1 with the same weight. Lags where m(δ) is
     zero, not finite, or below the smallest normal number of float32 (1.2e-38, where digits are lost)
-    stay out; with fewer than 3 lags left all four are nan. R² of a constant profile is nan.
+    are left out; with fewer than 3 lags left all four numbers are nan. R² of a constant profile is nan.
     """
     m = profile.double()[..., 1:]
     kept = (m >= torch.finfo(torch.float32).tiny) & (m < torch.inf)

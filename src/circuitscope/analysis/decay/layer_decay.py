@@ -1,7 +1,7 @@
 """Decay of the off-diagonal terms of a layer: profiles of its mixing matrix with and without D, and their rates.
 
-Folds over slices of channels; a Φ of all channels is never built. What is read from a profile is in
-`lag_profile`; the table of everything, transition products and gradients too, in `decay_rows`.
+It works on slices of channels, so that Φ of all channels is never built at once. `lag_profile` reads numbers from
+profiles; `rows` makes the table of everything, with transition products and gradients.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from circuitscope.mixers.reading import Product, Reading
 Factors = str | Sequence[str]
 Profiles = Float[Tensor, "batch head lag"]
 
-_PROFILE_BYTES = 16e6  # of profiles made at once by a kernel that builds no Φ
+_PROFILE_BYTES = 16e6  # of profiles that a kernel makes at once without building Φ
 QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
 
 
@@ -35,10 +35,10 @@ QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
 class Decay:
     """Profiles m(δ) of a layer's heads (or channels), and what is read from each.
 
-    `numbers` holds, by head, kappa, kappa_r2, power, power_r2 (`fit_decay`), half_mass, mean_distance and
-    off_diagonal; `summary` their quartiles over the heads for which they exist ("kappa_median", "kappa_q25" …).
-    Both with standard errors over sequences by the jackknife (nan for half_mass, a step function of the
-    profile, which the jackknife does not serve).
+    `numbers` holds, for each head, kappa, kappa_r2, power, power_r2 (`fit_decay`), half_mass, mean_distance and
+    off_diagonal; `summary` holds their quartiles over the heads for which they exist ("kappa_median", "kappa_q25" …).
+    Both come with standard errors over sequences by the jackknife. For half_mass these are nan: it is a step function
+    of the profile, for which the jackknife does not work.
     """
 
     profile: Float[Tensor, "head lag"]
@@ -49,7 +49,7 @@ class Decay:
 
 @dataclass(frozen=True)
 class LayerDecay:
-    """Decay of a layer's matrix at length `length` over `n` sequences; `without_D` where it has that term."""
+    """Decay of a layer's matrix at length `length` over `n` sequences; `without_D` is None if it has no D term."""
 
     layer: int
     factor: str
@@ -74,8 +74,8 @@ def layer_decay(
     rwkv (whose bonus for the own token is normalized with the rest) and the delta rules have none.
 
     Args:
-        factors: as `circuitscope.phi` takes them; another's model has "phi" alone, its hook_pattern.
-        chunk: heads (channels) at a time; about 8 MB by default.
+        factors: as `circuitscope.phi` takes them; a model from elsewhere has only "phi", its hook_pattern.
+        chunk: how many heads (channels) to take at a time; by default about 8 MB of them.
     """
     layer = layer_index(model, layer)
     name = factors if isinstance(factors, str) else "·".join(factors)
@@ -97,7 +97,7 @@ def reading_decay(
 
 
 def _profiles(reading: Reading, product: Product, chunk: int | None) -> Iterator[tuple[Profiles, ...]]:
-    """Profiles by sequence in slices of units; a second one without D where the matrix holds it."""
+    """Profiles per sequence in slices of units; a second one without D where the matrix has a D term."""
     kernel = product.factors[0].profile if len(product.factors) == 1 else None
     if kernel is not None:
         step = chunk or max(1, int(_PROFILE_BYTES // (4 * reading.batch * reading.length)))
@@ -111,7 +111,7 @@ def _profiles(reading: Reading, product: Product, chunk: int | None) -> Iterator
 
 
 class _Fold:
-    """Takes profiles by sequence, slice after slice of heads; by sequence and lag it keeps their mean over heads."""
+    """Collects profiles in slices of heads; for each sequence and lag it keeps only their mean over heads."""
 
     def __init__(self) -> None:
         self.profile: list[Tensor] = []
@@ -120,7 +120,7 @@ class _Fold:
         self.left_out: list[dict[str, Tensor]] = []
 
     def add(self, part: Profiles, like: "_Fold | None" = None) -> None:
-        """One slice. `like` has taken a slice that differs from it at lag 0 alone: the same rates."""
+        """Adds a slice. `like` has just taken one that differs from it only at lag 0, and so has the same rates."""
         mean, n = part.mean(0), len(part)
         self.profile.append(mean)
         self.total = self.total + part.sum(1)
@@ -153,7 +153,7 @@ class _Fold:
 
 
 def _numbers(profile: Float[Tensor, "*lead lag"], known: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """All that is read from a profile; rates from `known` if that is given."""
+    """All numbers that are read from a profile; the rates are taken from `known` if it is given."""
     rates = fit_decay(profile)._asdict() if known is None else {name: known[name] for name in DecayFit._fields}
     return rates | {
         "half_mass": half_mass(profile),

@@ -33,7 +33,7 @@ COLUMNS = {
     "decay",
     "Decay of off-diagonal terms by lag, transition products, and the reach of gradients.",
     COLUMNS,
-    means={"head": "number of the head or channel; none: the whole layer", "lag": "i − j; none: not by lag"},
+    means={"head": "number of the head or channel; empty for the whole layer", "lag": "i − j; empty if not by lag"},
 )
 def decay_of(model: HookedRootModule, data: HeldOut) -> list[Row]:
     """`decay_rows` on held-out sequences."""
@@ -49,7 +49,7 @@ def decay_rows(
     probes: int = 2,
     seed: int = 0,
 ) -> list[Row]:
-    """All of it as tidy rows: layer, head (None: the whole layer), factor, quantity, lag (or None), value, stderr, n.
+    """Tidy rows: layer, head (None for the whole layer), factor, quantity, lag (or None), value, stderr, n.
 
     factor                    quantity
     "phi", "composed" …       length; by lag profile (mean over heads), profile_median, _q25, _q75; by head and as
@@ -58,10 +58,10 @@ def decay_rows(
     "transition"              by lag transition_norm, transition_rms (means over heads) and their quartiles;
                               time_constant by head and as quartiles, where the transition is gated
     "gradient"                by lag gradient_reach
-    A layer leaves out what it does not have. n counts sequences.
+    A layer has no rows for what it does not have. n counts sequences.
 
     Args:
-        factors: of each layer, those that it has.
+        factors: names of factors; each layer has rows for those that it has.
         probes: random vectors per destination for the reach of gradients; 0 leaves that out.
     """
     chosen = range(layer_count(model)) if layers is None else [layer_index(model, layer) for layer in layers]
@@ -128,7 +128,7 @@ def _transition_rows(reading: Reading, layer: int) -> Iterator[Row]:
 def _quartile_rows(
     layer: int, factor: str, name: str, values: Float[Tensor, "head lag"], lags: Sequence[int | None], n: int
 ) -> Iterator[Row]:
-    """Over heads, at each lag."""
+    """Quartiles over heads, at each lag."""
     for word, q in QUARTILES.items():
         for lag, value in zip(lags, values.nanquantile(q, 0).tolist(), strict=True):
             yield _row(layer, None, factor, f"{name}_{word}", lag, value, torch.nan, n)

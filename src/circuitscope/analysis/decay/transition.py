@@ -3,7 +3,7 @@
 A state S_t = A_t S_{t−1} + write_t carries what was written at j to i through A_i ⋯ A_{j+1}. Φ also holds
 what is written and what is read, so Φ may fall with the lag where the transition does not.
 
-Two norms of the product, each a mean over start positions j at lag i − j, by head (or channel):
+Two norms of the product, each a mean over start positions j at lag i − j, for each head (or channel):
 
   norm  the operator norm: what is kept in the direction that is kept best. For a diagonal A it is the
         slowest state's decay exp(Σ log decay). For the delta rule's I − β k kᵀ with β ‖k‖² ≤ 2 it is exactly
@@ -11,8 +11,8 @@ Two norms of the product, each a mean over start positions j at lag i − j, by 
   rms   the Frobenius norm over √(number of states): what is kept on average over directions.
 
 A mixer's reading says what its transition is: gated (diagonal over the states of a unit), that of a delta rule, or
-why there is none. RWKV's is that of numerator and denominator alike, H3's that of its S4D and not of the shift register
-on its keys.
+why there is none. RWKV has the same one for numerator and denominator. H3 has that of its S4D, not that of the shift
+register on its keys.
 """
 
 import math
@@ -32,11 +32,11 @@ from circuitscope.mixers.reading import DeltaTransition, GatedTransition, Readin
 
 PerHead = Float[Tensor, "batch pos head"]
 _CHUNK_BYTES = 4e6
-_FAR_LAGS = 16  # beyond d_key, where each norm of a delta rule costs an SVD
+_FAR_LAGS = 16  # how many lags to take beyond d_key, where each norm of a delta rule costs an SVD
 
 
 class ByLag(NamedTuple):
-    """A quantity at some lags: its mean over sequences by head, and the mean over heads, with standard errors."""
+    """A quantity at some lags: its mean over sequences for each head, and the mean over heads, with standard errors."""
 
     lags: list[int]
     value: Float[Tensor, "head lag"]
@@ -48,9 +48,9 @@ class ByLag(NamedTuple):
 
 @dataclass(frozen=True)
 class TransitionNorms:
-    """Norms of a layer's transition product by lag; `log_decay`, where it is gated, of its slowest state.
+    """Norms of a layer's transition product by lag.
 
-    `log_decay` is the mean over positions.
+    `log_decay` is that of the slowest state, averaged over positions; None where the transition has no gate.
     """
 
     norm: ByLag
@@ -73,7 +73,7 @@ def no_transition(model: HookedRootModule, layer: int, tokens: Int[Tensor, "batc
 def transition_product(
     model: HookedRootModule, tokens: Int[Tensor, "batch pos"], layer: int, *, sequences: int = 8, starts: int = 8
 ) -> TransitionNorms:
-    """Norms of A_i ⋯ A_{j+1} by lag i − j on these tokens; `transition_norms` says over what."""
+    """Norms of A_i ⋯ A_{j+1} by lag i − j on these tokens, as `transition_norms` computes them."""
     layer = layer_index(model, layer)
     reading = opened(model).reading(tokens, layer)
     if isinstance(reading.transition, str):
@@ -84,10 +84,10 @@ def transition_product(
 def transition_norms(reading: Reading, *, sequences: int = 8, starts: int = 8) -> TransitionNorms:
     """Norms of A_i ⋯ A_{j+1} by lag i − j of a layer that has been read and has a transition.
 
-    The operator norm of gated transitions is over all sequences and start positions. All else costs a
-    matrix per start and lag and is over the first `sequences` sequences and at most `starts` evenly spaced start
-    positions j; the operator norm of a delta rule beyond lag d_key moreover at 16 lags, evenly spaced in
-    log δ, with L − 1 the last.
+    The operator norm of gated transitions is a mean over all sequences and start positions. Everything else costs one
+    matrix for each start and lag, so it is a mean over the first `sequences` sequences and at most `starts` evenly
+    spaced start positions j. Beyond lag d_key, the operator norm of a delta rule is computed only at 16 lags, evenly
+    spaced in log δ; the last is L − 1.
     """
     if sequences < 1 or starts < 1:
         raise UserError(f"sequences and starts must be at least 1, got {sequences} and {starts}")
@@ -104,12 +104,12 @@ def transition_norms(reading: Reading, *, sequences: int = 8, starts: int = 8) -
 
 
 def gated_norm(gate: GatedTransition, batch: int) -> ByLag:
-    """max_n exp(rate_n Σ_{k=j+1..i} time_k), a mean over all j; `batch` is how many sequences share a gate of one."""
+    """max_n exp(rate_n Σ_{k=j+1..i} time_k), a mean over all j; `batch` sequences share a gate of batch size 1."""
     return _by_lag(list(range(gate.time.shape[1])), _running_products(gate), batch)
 
 
 def _running_products(gate: GatedTransition) -> Iterator[Float[Tensor, "one_or_batch head lag"]]:
-    """In slices of heads and in float64; products, not differences of sums, so that nothing cancels."""
+    """Mean products by lag, in slices of heads and in float64; they are not differences of sums, so nothing cancels."""
     length, heads = gate.time.shape[1:]
     slowest = gate.rate.double().amax(-1)
     chunk = max(1, int(_CHUNK_BYTES // (8 * len(gate.time) * length)))
@@ -186,7 +186,7 @@ def _far_lags(first: int, last: int) -> Sequence[int]:
 
 
 def _by_lag(lags: list[int], parts: Iterable[Float[Tensor, "one_or_batch head lag"]], batch: int) -> ByLag:
-    """From values by sequence, in slices of heads; a batch axis of 1 stands for `batch` equal sequences."""
+    """Combines values per sequence, in slices of heads; a batch axis of 1 stands for `batch` equal sequences."""
     values, errors, whole = [], [], torch.zeros(())
     for part in parts:
         per_sequence = part.expand(batch, -1, -1)

@@ -1,7 +1,7 @@
-"""Transitions in curves over training: whether, when, how large; what the loss bump did to accuracy; what came first.
+"""Finds transitions in curves over training: whether there are any, when, and how large.
 
-Plain arrays in, no models: a curve is steps and values. The evidence for a transition is weighed in `phase_evidence`;
-the critical values come from `phase_simulation`.
+It also says what the loss bump did to accuracy, and which transition came first. It takes plain arrays, no models: a
+curve is steps and values. `evidence` weighs the evidence for a transition; `simulation` gives the critical values.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,14 +19,14 @@ from circuitscope.errors import UserError, shown, unknown
 
 Array = np.ndarray
 
-FEWEST = 8  # points below which a curve is not judged
-RESOLVED = 2  # points inside a transition below which its interval reaches to the points around it
+FEWEST = 8  # a curve with fewer points is not judged
+RESOLVED = 2  # with fewer points inside a transition, its interval reaches to the points around it
 MOST = 3  # transitions looked for on one curve
-HOPE = 4.0  # a first candidate with this much less than the critical evidence is kept for a test of two
+HOPE = 4.0  # a first candidate that misses the critical evidence by less than this is kept for a test of two
 SMALLEST = 0.05  # share of the curve's range that a transition must cover
 
 # 97% quantile of the evidence on the worst kind of curve without a transition, by number of points.
-# Printed by: python -m circuitscope.analysis.phase_simulation --calibrate
+# Printed by: python -m circuitscope.analysis.phases.simulation --calibrate
 CRITICAL_POINTS = (8, 12, 16, 20, 30, 45, 60, 100, 200)
 CRITICAL_VALUES = (0.96, 0.55, 0.69, 0.70, 0.98, 0.24, 0.68, -0.30, -0.62)
 
@@ -38,7 +38,7 @@ def _grid(steps: bytes) -> Grid:
 
 @lru_cache(maxsize=4)
 def _fine(steps: bytes) -> Float[Array, "base step"]:
-    """Baselines to choose one from, with mean 0 and mean square 1."""
+    """A fine grid of baselines, with mean 0 and mean square 1, from which a fit chooses one."""
     rows = np.unique(baselines(np.frombuffer(steps), fine=True).shape, axis=0)
     rows = rows[np.ptp(rows, axis=1) > 0]
     rows = rows - rows.mean(axis=1, keepdims=True)
@@ -47,7 +47,7 @@ def _fine(steps: bytes) -> Float[Array, "base step"]:
 
 
 def critical(points: int) -> float:
-    """Evidence above which there is a transition, for a curve of so many points."""
+    """The evidence above which a curve with this number of points has a transition."""
     return float(np.interp(np.log(points), np.log(CRITICAL_POINTS), CRITICAL_VALUES))
 
 
@@ -82,7 +82,7 @@ class Transitions(Sequence[Transition]):
 
     @property
     def main(self) -> Transition | None:
-        """The largest."""
+        """The largest transition."""
         return max(self.found, key=lambda t: abs(t.size), default=None)
 
     @overload
@@ -106,10 +106,10 @@ def transitions(
 
     Args:
         steps: increasing, not negative.
-        values: one a step; those that are not finite are left out.
-        repeats: [step, batch], the same curve by evaluation batch or by seed. The interval is then the wider of the one
-            from noise around the fit and the one from resampling the repeats.
-        draws: curves drawn for the intervals.
+        values: one value per step; values that are not finite are left out.
+        repeats: [step, batch], the same curve for each evaluation batch or seed. The interval is then the wider of two:
+            one from noise around the fit, and one from resampling the repeats.
+        draws: how many random curves are drawn for the intervals.
     """
     t, y, reps = _curve(steps, values, repeats)
     n = len(t)
@@ -130,7 +130,7 @@ def transitions(
         places = np.exp([m - w / 2, m, m + w / 2, *span]) - grid.s0
         onset, mid, end, low, high, first, last = (float(p) for p in places)
         low, high, first, last = min(low, mid), max(high, mid), min(first, onset), max(last, onset)
-        if ((t > onset) & (t < end)).sum() < RESOLVED:  # the points around it say no more than that it is between them
+        if ((t > onset) & (t < end)).sum() < RESOLVED:  # it is only known to lie between the points around it
             before, after = float(t[t <= onset].max(initial=t[0])), float(t[t >= end].min(initial=t[-1]))
             low, high, first, last = min(low, before), max(high, after), min(first, before), max(last, after)
         found.append(Transition(onset, mid, end, float(size), low, high, first, last, evidence, fit.sigma))
@@ -143,9 +143,9 @@ def search(
 ) -> tuple[list[tuple[float, float]], list[float], int]:
     """Transitions (midpoint, width) of one curve, the evidence of each, and the noise; `scan` has the first candidate.
 
-    One after another, each tested beside those before it. Two steps hide each other: alone, either looks like noise
-    that wanders. So a first candidate somewhat short of the critical evidence is kept for one more test, and two are
-    accepted together where the second has the critical evidence and both together twice that.
+    The search finds one transition after another, and tests each beside those before it. Two steps hide each other:
+    tested alone, each looks like noise that wanders. So a first candidate that just misses the critical evidence is
+    kept for one more test; both are accepted if the second has the critical evidence and both together have twice that.
     """
     limit, spread = critical(grid.n), float(np.ptp(values))
     accepted: tuple[list[tuple[float, float]], list[float], int] = ([], [], int(scan.noise[curve]))
@@ -175,26 +175,26 @@ def _curve(
 ) -> tuple[Float[Array, " step"], Float[Array, " step"], Float[Array, "step batch"] | None]:
     t, y = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
     if t.ndim != 1 or t.shape != y.shape:
-        raise UserError(f"a curve is one value a step, got {t.shape} steps and {y.shape} values")
+        raise UserError(f"a curve has one value per step, got {t.shape} steps and {y.shape} values")
     if not np.isfinite(t).all() or (len(t) and t.min() < 0):
-        raise UserError("steps are finite and not negative")
+        raise UserError("steps must be finite and not negative")
     wrong = np.flatnonzero(np.diff(t) <= 0)
     if len(wrong):
         i = int(wrong[0])
-        raise UserError(f"steps must increase: {t[i + 1]:g} comes after {t[i]:g}; sort them, one value a step")
+        raise UserError(f"steps must increase: {t[i + 1]:g} comes after {t[i]:g}; sort them, with one value per step")
     keep = np.isfinite(y)
     reps = None
     if repeats is not None:
         reps = np.asarray(repeats, dtype=float)
         if reps.ndim != 2 or len(reps) != len(t):
-            raise UserError(f"repeats are [step, batch] with {len(t)} steps, got {reps.shape}")
+            raise UserError(f"repeats must be [step, batch] with {len(t)} steps, got {reps.shape}")
         keep &= np.isfinite(reps).all(axis=1)
         reps = reps[keep]
     return np.ascontiguousarray(t[keep]), y[keep], reps
 
 
 def _tangent(grid: Grid, midpoint: float, width: float) -> Float[Array, "step 3"]:
-    """A sigmoid and its derivatives in midpoint and log width: what a slightly different one would add."""
+    """A sigmoid and its derivatives in midpoint and log width: what a slightly different sigmoid would add."""
     h = 0.05
     m = midpoint + width * h * np.array([0, 1, -1, 0, 0])
     w = width * np.exp(h * np.array([0, 0, 0, 1, -1]))
@@ -203,7 +203,7 @@ def _tangent(grid: Grid, midpoint: float, width: float) -> Float[Array, "step 3"
 
 
 class _Fit:
-    """Baseline and sigmoids of one curve, midpoints and widths refined, with the noise held."""
+    """The baseline and sigmoids of one curve, with midpoints and widths refined and the kind of noise fixed."""
 
     def __init__(self, grid: Grid, values: Float[Array, " step"], noise: int, shapes: Sequence[tuple[float, float]]):
         self.grid, self.noise, self.shapes = grid, noise, list(shapes)
@@ -235,7 +235,7 @@ class _Fit:
     def _gain(
         self, columns: Float[Array, "step column"], rows: Float[Array, "row step"], values: Float[Array, "step curve"]
     ) -> Float[Array, "row curve"]:
-        """Fall of the sum of squares when a row joins the columns."""
+        """How much the sum of squares falls when a row joins the columns."""
         q = np.linalg.qr(self.whiten @ columns)[0]
         s = rows @ self.whiten.T
         whole = (s**2).sum(1)
@@ -325,11 +325,11 @@ def verdict(
 ) -> Verdict:
     """Is there a bump in the loss, and does accuracy rise above chance with it?
 
-    "Without accuracy" means that after the largest fall of the loss accuracy stays at or below chance + 0.02; what it
-    holds is the largest median of three evaluations in a row, so that one lucky evaluation does not count.
+    "Without accuracy" means that after the largest fall of the loss accuracy stays at or below chance + 0.02. The
+    accuracy that counts is the largest median of three evaluations in a row, so that one lucky evaluation does not.
 
     Args:
-        found: the loss's transitions where they are known already.
+        found: the transitions of the loss, if they are known already.
     """
     if not 0 <= chance <= 1:
         raise UserError(f"chance is an accuracy between 0 and 1, got {shown(chance)}")
@@ -337,7 +337,7 @@ def verdict(
         found = transitions(steps, loss)
     t, acc = np.asarray(steps, dtype=float), np.asarray(accuracy, dtype=float)
     if acc.shape != t.shape:
-        raise UserError(f"accuracy has one value a step: {t.shape} expected, got {acc.shape}")
+        raise UserError(f"accuracy must have one value per step: expected {t.shape}, got {acc.shape}")
     if not found.judged:
         return Verdict("not judged", found.note, None, np.nan, np.nan)
     drop = max((x for x in found if x.size < 0), key=lambda x: -x.size, default=None)
@@ -370,7 +370,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Lag:
-    """From one event to a later one, in steps, with a 95% interval."""
+    """The time from one event to a later one, in steps, with a 95% interval."""
 
     first: str
     second: str
@@ -400,7 +400,7 @@ class Order:
 def order(curves: Mapping[str, Transitions], at: Literal["onset", "midpoint"] = "onset") -> Order:
     """What happened first: the main transition of each named curve, by onset or midpoint.
 
-    A lag's interval joins those of its two events, which are taken to be independent:
+    A lag's interval combines the intervals of its two events, which are taken to be independent:
     (b - a) - √((b - b_low)² + (a_high - a)²) to (b - a) + √((b_high - b)² + (a - a_low)²).
     """
     if at not in ("onset", "midpoint"):

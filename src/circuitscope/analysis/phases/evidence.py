@@ -1,11 +1,11 @@
 """Is there a transition in a curve? The Bayes factor of a smooth baseline with a sigmoid against the baseline alone.
 
-A curve is  y = a + b g(step) [+ size · sigmoid(u)] + noise,  u = log(step + s0).  Nothing but the curve is given, so
+A curve is  y = a + b g(step) [+ size · sigmoid(u)] + noise,  u = log(step + s0).  Only the curve is given, so
 everything else is averaged over, with these priors:
 
-    noise      AR(1) from one evaluation to the next, rho one of RHOS, even in size or with one of TRENDS
+    noise      AR(1) from one evaluation to the next, with rho one of RHOS; its size follows one of TRENDS
     baseline   nothing 1/4, step 1/8, log step 1/8, exponential 1/4, power law or logarithm 1/4; b as wide as the range
-    sigmoid    midpoint even in u, width one of four, size log-uniform from SIZES[0] to SIZES[1] sigma, up or down
+    sigmoid    midpoint uniform in u, width one of four, size log-uniform from SIZES[0] to SIZES[1] sigma, up or down
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from circuitscope.kernels.numba_simd import serial
 
 Array = np.ndarray
 
-EDGE = 3  # evaluations wanted before the onset and after the end
+EDGE = 3  # evaluations that a transition must have before its onset and after its end
 WIDEST = np.log(4.0)  # end / onset of a transition is at most 4, and at most 0.4 of the curve's log-step range
 WIDEST_SHARE = 0.4
 RHOS = (0.0, 0.2, 0.4, 0.6, 0.8)
@@ -30,10 +30,10 @@ TRENDS = (
     (np.log(100.0), 0.1),
     (np.log(1000.0), 0.1),
     (-np.log(10.0), 0.1),
-)  # noise even; 10, 100 or 1,000 times smaller at the end; 10 times larger; with the probability of each
+)  # noise of constant size; 10, 100 or 1,000 times smaller at the end; 10 times larger; each with its probability
 FLOOR = 5e-3  # noise is never taken to be below this share of the curve's range
 SIZES = (4.5, 1000.0)
-BETWEEN = 40.0  # factor b, in sigma, for which shapes between two of the grid's baselines are allowed for
+BETWEEN = 40.0  # factor b, in sigma, that the allowance for shapes between two baselines of the grid assumes
 LOGIT_SPAN = 2 * np.log(9.0)  # from 10% to 90% of a logistic function
 _NEGLIGIBLE = 7.0  # terms of a sum below exp(-7) of its largest are left out
 
@@ -55,7 +55,7 @@ def sigmoid(
 class Baselines(NamedTuple):
     """Curves without a transition, up to offset and factor; the first is the constant.
 
-    `between` are changes of a shape within its cell of the grid (one standard deviation of an even distribution).
+    `between` holds how a shape changes within its cell of the grid (one standard deviation of a uniform distribution).
     """
 
     shape: Float[Array, "base step"]
@@ -66,8 +66,8 @@ class Baselines(NamedTuple):
 def baselines(steps: Float[Array, " step"], fine: bool = False) -> Baselines:
     """1, x, log(step + s0), exp(-x / tau), (1 + x / s)^-a and log(1 + x / s) with x = step - first step.
 
-    tau and s run from a fifth of the first interval to twice the range, a from 0.35 to 2.8; every shape of the last two
-    kinds is there as it is, and with what lies between it and its neighbours.
+    tau and s run from a fifth of the first interval to twice the range, a from 0.35 to 2.8; every shape of the last
+    three kinds is there twice: as it is, and with what lies between it and its neighbours.
     """
     x, u = steps - steps[0], axis(steps)[0]
     low, high = np.log(0.2 * x[1]), np.log(2 * x[-1])
@@ -93,31 +93,31 @@ def baselines(steps: Float[Array, " step"], fine: bool = False) -> Baselines:
 
 
 def _even(low: float, high: float, apart: float) -> tuple[Float[Array, " point"], float]:
-    """Points from low to high about so far apart, and how far they are."""
+    """Evenly spaced points from low to high, about `apart` from each other, and their exact distance."""
     points = np.linspace(low, high, max(6, round((high - low) / apart)))
     return points, float(points[1] - points[0])
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What the curves say, one value each."""
+    """The result of a scan, with one value per curve."""
 
     evidence: Float[Array, " curve"]  # log of the Bayes factor
-    noise: Int[Array, " curve"]  # of the largest term with a sigmoid
+    noise: Int[Array, " curve"]  # number of the kind of noise in the largest term with a sigmoid
     midpoint: Float[Array, " curve"]
     width: Float[Array, " curve"]
 
 
 class _Part(NamedTuple):
-    """What one kind of noise makes of all shapes, once the columns that are always there are projected out."""
+    """All shapes, whitened for one kind of noise, with the columns that are always in the design projected out."""
 
     always: Float[Array, "step column"]  # orthonormal
     base: Float[Array, "base 3 step"]
     sigmoid: Float[Array, "shape step"]
-    score: Float[Array, " base"]  # of a baseline, but for the sum of squares
+    score: Float[Array, " base"]  # log score of a baseline, without its sum of squares
     freedom: Float[Array, " base"]
     along: Float[Array, "base 3 shape"]
-    inverse: Float[Array, "base shape"]  # 1 / squared length of the sigmoid beside the baseline; 0: they are the same
+    inverse: Float[Array, "base shape"]  # 1 / squared length of the sigmoid beside the baseline; 0 if the two coincide
 
 
 class Grid:
@@ -151,7 +151,7 @@ class Grid:
         width: Float[Array, " shape"],
         taken: Sequence[tuple[float, float]] = (),
     ) -> Bool[Array, " shape"]:
-        """Not too wide, and with EDGE evaluations before, after, and between it and those taken (midpoint, width)."""
+        """Which shapes are not too wide and have EDGE evaluations before, after, and between them and those `taken`."""
         before = np.searchsorted(self.u, midpoint - width / 2, side="right")
         after = np.searchsorted(self.u, midpoint + width / 2, side="left")
         ok = (before >= EDGE) & (self.n - after >= EDGE) & (width <= self.widest * (1 + 1e-9))
@@ -185,7 +185,7 @@ class Grid:
         ]
 
     def _part(self, w: Float[Array, "step step"], always: Float[Array, "step column"], score: float) -> _Part:
-        """A baseline's factor has a flat prior; changes of its shape one of BETWEEN sigma, so that they are shrunk."""
+        """A baseline's factor has a flat prior; changes of its shape have one of BETWEEN sigma, which shrinks them."""
 
         def beside(rows: Float[Array, "row step"]) -> Float[Array, "row step"]:
             return np.asarray(rows - (rows @ q) @ q.T)
@@ -235,10 +235,10 @@ class Grid:
 
             p(y) ∝ |V|^-½ |Xᵀ V⁻¹ X|^-½ Γ(ν/2) (π S)^(-ν/2),   ν = n - columns of X,
 
-        summed over noise and baselines with their priors. A sigmoid that explains a share r² of S multiplies it by
-        (1 - r²)^(-ν/2) and by the prior of its size over the spread of its estimate. `fixed` are columns that are there
-        with and without it; one with fewer than EDGE evaluations between it and the `taken` is left out. With `like`
-        only noise with the trend of that one is considered.
+        summed over noise and baselines with their priors. A sigmoid that explains a share r² of S multiplies p(y)
+        by (1 - r²)^(-ν/2) and by the prior of its size over the spread of its estimate. The columns `fixed` are in the
+        design with and without it. A sigmoid with fewer than EDGE evaluations between it and a `taken` one is left out.
+        With `like`, only kinds of noise with the same trend as that one are considered.
         """
         n, curves = values.shape
         y = (values - values.mean(0)) / np.maximum(np.ptp(values, axis=0), 1e-300)
@@ -311,7 +311,7 @@ def _sum_sigmoids(
     by_shape: Float[Array, "curve shape"],
     noise: Int[Array, " curve"],
 ) -> None:
-    """Adds every baseline with every sigmoid to `total` and `by_shape`, in units of exp(top), the largest term."""
+    """Adds the terms of all baselines and sigmoids to `total` and `by_shape`, in units of the largest one, exp(top)."""
     curves, shapes = s.shape
     bases = len(freedom)
     explained = np.empty(shapes, np.float32)
@@ -344,7 +344,7 @@ def _sum_sigmoids(
                 if far >= 0:
                     term = -0.5 * v * np.log(1 - r2) + 0.5 * np.log(2 * np.pi / length)
                     term += np.log(1 - np.exp(-far * far / 2) * tail / np.sqrt(2 * np.pi))
-                else:  # from the smallest size on; sigma is integrated by Laplace's method
+                else:  # integrates from the smallest size on, and over sigma by Laplace's method
                     size, w = smallest, v - 1
                     a = size * np.sqrt(length * r2)
                     t = (a + np.sqrt(a * a + 4 * w)) / 2

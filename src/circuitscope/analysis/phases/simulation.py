@@ -1,7 +1,7 @@
-"""How often `phases.transitions` errs, measured on drawn curves with and without a transition.
+"""Measures how often `phases.transitions` errs, on random curves with and without a transition.
 
-    python -m circuitscope.analysis.phase_simulation               # the tables of docs/phases.md
-    python -m circuitscope.analysis.phase_simulation --calibrate   # the critical values in phases.py
+    python -m circuitscope.analysis.phases.simulation               # the tables of docs/phases.md
+    python -m circuitscope.analysis.phases.simulation --calibrate   # the critical values in detection.py
 
 Sigma is the marginal standard deviation of the noise, averaged over the curve, whatever its correlation rho from one
 evaluation to the next. Every row of a table has its own random numbers.
@@ -34,7 +34,7 @@ NULLS = (
 
 
 def evaluations(points: int, spacing: str) -> Float[Array, " step"]:
-    """Every 50 steps from 0, or from 10 to 10,000 in equal factors."""
+    """The steps of the evaluations: every 50 steps from 0, or from 10 to 10,000 in equal factors."""
     return 50.0 * np.arange(points) if spacing == "even" else np.geomspace(10, 10_000, points)
 
 
@@ -49,7 +49,7 @@ def correlated(points: int, curves: int, rho: float, rng: np.random.Generator) -
 def smooth(
     mean: str, steps: Float[Array, " step"], curves: int, rng: np.random.Generator
 ) -> Float[Array, "step curve"]:
-    """Means without a transition, in sigma; they go up or down by 3 to 100."""
+    """Means without a transition, in units of sigma; they rise or fall by 3 to 100."""
     u, _ = axis(steps)
     x = ((steps - steps[0]) / (steps[-1] - steps[0]))[:, None]
     v = ((u - u[0]) / (u[-1] - u[0]))[:, None]
@@ -94,7 +94,7 @@ def stepped(
 ) -> Drawn:
     """Curves with one transition, up or down, with four evaluations or more before its onset and after its end.
 
-    From 10% to 90% it takes 2% to 8% of the log-step range, or 8% to 20% where wide.
+    From 10% to 90% it takes 2% to 8% of the log-step range, or 8% to 20% if `wide`.
     """
     u, _ = axis(steps)
     width = (u[-1] - u[0]) * (rng.uniform(0.08, 0.2, curves) if wide else rng.uniform(0.02, 0.08, curves))
@@ -162,15 +162,15 @@ def found(
 
 @dataclass(frozen=True)
 class Whole:
-    """Of curves of 30 points with one narrow transition of 20 sigma, or with two."""
+    """Results on curves of 30 points with one or two narrow transitions of 20 sigma."""
 
-    more: float  # share where more than one is reported though there is one
+    more: float  # share where more than one is reported though there is only one
     coverage: float  # share where the 95% interval of the midpoint holds it
     both: float  # share where both of two are found
 
 
 def whole(curves: int = 40) -> Whole:
-    """`transitions` from start to end."""
+    """Tests `transitions` as a whole."""
     more, covered, both = [], [], []
     for spacing in SPACINGS:
         steps = evaluations(30, spacing)
@@ -194,7 +194,7 @@ def whole(curves: int = 40) -> Whole:
 
 
 def calibrate(points: int, curves: int = 200, level: float = 0.97) -> tuple[float, tuple[str, str]]:
-    """The evidence that a share `level` of curves stays below, on the worst kind of curve without a transition."""
+    """The evidence that a share `level` of curves stays below, on the worst kind without a transition; and the kind."""
     kinds: dict[tuple[str, str], list[Array]] = {kind: [] for kind in NULLS}
     for spacing in SPACINGS:
         grid = Grid(evaluations(points, spacing))

@@ -32,7 +32,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Curve:
-    """Values over steps; `repeats` [step, batch] where one value is the mean of several."""
+    """Values over steps; where each value is a mean over batches, `repeats` [step, batch] holds the single values."""
 
     steps: F64
     values: F64
@@ -71,7 +71,7 @@ def _no_phases(run: Run) -> str:
         "onset": "step at which a tenth of the transition is done",
         "midpoint": "step at which half of it is done",
         "end": "step at which nine tenths of it are done",
-        "size": "the curve after the transition minus before",
+        "size": "value of the curve after the transition minus before it",
         "low": "lower end of the 95% interval of the midpoint",
         "high": "upper end of the 95% interval of the midpoint",
         "evidence": "log of the Bayes factor for a transition",
@@ -112,7 +112,7 @@ def curves_of(run: Run, scores: pd.DataFrame | None = None) -> dict[str, Curve]:
 
 
 def at_places(scores: pd.DataFrame, score: str) -> pd.DataFrame:
-    """The rows of a score by place: heads, or whole layers where the units are channels, which are too many."""
+    """The rows of a score for each place: a head, or a whole layer where the units are channels, which are too many."""
     rows = scores[(scores.score == score) & (scores.weighting != "signed")]
     whole_layer = rows["head"].isna()
     return rows[~((rows.unit == "head") & whole_layer | (rows.unit == "channel") & ~whole_layer).fillna(False)]
@@ -137,7 +137,7 @@ def curve_at(scores: pd.DataFrame, place: "pd.Series[Any]") -> pd.DataFrame:
 
 
 def place_name(row: "pd.Series[Any]") -> str:
-    """L1H0 for a head, L0 composed for a whole layer, the factor alone where the row is of the whole model."""
+    """L1H0 for a head, L0 composed for a whole layer, only the factor where the row is about the whole model."""
     if pd.isna(row.layer):
         return str(row.factor)
     return f"L{row.layer} {row.factor}" if pd.isna(row["head"]) else f"L{row.layer}H{row['head']}"

@@ -51,7 +51,7 @@ def snapshots(
 
 @torch.no_grad()
 def snapshot(model: HookedRootModule, step: int, examples: ShownExamples, views: Sequence[View]) -> Snapshot:
-    """The shown examples in one model: one pass for each length."""
+    """The shown examples in one model, with one pass per length."""
     where, target = examples.own.labelled()
     walks = [opened(model).walk(batch.tokens, at=where if i == 0 else None) for i, batch in enumerate(examples.batches)]
     found: dict[View, list[Tensor]] = {view: [] for view in views}
@@ -67,7 +67,7 @@ def snapshot(model: HookedRootModule, step: int, examples: ShownExamples, views:
 
 
 def _chosen(walk: Walk, views: Sequence[View]) -> Iterator[tuple[View, list[Float[Tensor, "dest src"]]]]:
-    """The matrices of the views in one pass, by example."""
+    """Each view with its matrices, one per example, from one pass."""
     at = {(view.source.layer, view.source.factor, view.head): view for view in views}
     total: Tensor | None = None
     for mixing in walk.matrices():

@@ -17,7 +17,7 @@ from circuitscope.models.config import ModelConfig
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.tasks import Layout
 
-Entries = Literal["signed", "sizes", "shares"]  # of either sign; means of |M|; rows that sum to 1
+Entries = Literal["signed", "sizes", "shares"]  # entries of either sign; means of |M|; rows that sum to 1
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Source:
 
     Args:
         of: how many units it has.
-        shares: its rows are shares of 1.
-        shared: it is the same for every sequence.
-        alone: the layer has no other matrix.
+        shares: whether its rows are shares of 1.
+        shared: whether it is the same for every sequence.
+        alone: whether the layer has no other matrix.
     """
 
     layer: int
@@ -53,7 +53,10 @@ class View:
 
 
 def sources_of(config: ModelConfig, tokens: Int[Tensor, "batch pos"]) -> list[Source]:
-    """Every mixing matrix of such a model. No checkpoint is read: what a layer offers does not depend on weights."""
+    """Every mixing matrix of a model with this config.
+
+    No checkpoint is read, because what a layer offers does not depend on its weights.
+    """
     return sources(HookedLM(config).eval(), tokens)
 
 
@@ -73,7 +76,7 @@ def _source(layer: int, product: Product, alone: bool) -> Source:
 
 
 def views(every: Sequence[Source], scores: pd.DataFrame, most: int) -> list[View]:
-    """All units of a source or, of more than `most`, those with the highest scores; and their mean."""
+    """Of each source the mean over its units, and all units or, if there are more, the `most` that score highest."""
     out = []
     for source in every:
         if source.of > 1:
@@ -84,7 +87,7 @@ def views(every: Sequence[Source], scores: pd.DataFrame, most: int) -> list[View
 
 
 def highest(scores: pd.DataFrame, source: Source, most: int) -> list[int]:
-    """Units in turn from the best of each score that the report shows, at the last step."""
+    """The `most` strongest at the last step; the scores that the report shows take turns in naming their next best."""
     rows = scores[(scores.layer == source.layer) & (scores.factor == source.factor) & scores["head"].notna()]
     rows = rows[(rows.step == rows.step.max()) & (rows.weighting != "signed")]
     names = [name for score in shown_in("report") for name in score.means]
@@ -94,10 +97,10 @@ def highest(scores: pd.DataFrame, source: Source, most: int) -> list[int]:
 
 
 def leading_score(layout: Layout) -> Score:
-    """The score by which units are ranked on such sequences.
+    """The score by which units are ranked on sequences with this layout.
 
-    It is the last that the report shows: the steps of a circuit are registered in their order, recall after binding.
-    Scores on the task's own sequences go before those on repeated blocks.
+    It is the last score that the report shows, because the steps of a circuit are registered in their order, recall
+    after binding. Scores on the task's own sequences are preferred to those on repeated blocks.
     """
     possible = [score for score in SCORES.values() if score.edges is not None and score.possible_on(layout)]
     reported = [score for score in possible if "report" in score.shown]

@@ -12,7 +12,7 @@ EdgeList = list[tuple[int, int]]  # (dest, src)
 
 @dataclass(frozen=True)
 class ShownExamples:
-    """The task's own sequences, then one of repeated blocks where the task has none."""
+    """The task's own sequences, then one sequence of repeated blocks if the task's own are not such blocks."""
 
     own: Batch
     repeats: Batch | None
@@ -25,12 +25,12 @@ class ShownExamples:
 
     @property
     def batches(self) -> list[Batch]:
-        """All sequences, by length."""
+        """All sequences, in one batch per length."""
         return [self.own] if self.repeats is None else [self.own, self.repeats]
 
     @property
     def lengths(self) -> list[int]:
-        """Positions of every example."""
+        """The number of positions of every example."""
         return [batch.tokens.shape[1] for batch in self.batches for _ in range(len(batch))]
 
     def edges(self, extra: tuple[str, ...] = ()) -> list[dict[str, EdgeList]]:

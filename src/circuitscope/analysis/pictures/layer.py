@@ -1,6 +1,6 @@
 """The mixing matrices of one layer on one held-out example: factors, units or means of them, the strongest by a score.
 
-Nothing more is built than is shown: one sequence, and slices of units.
+Only what is shown is built: one sequence, and slices of units.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ from circuitscope.tasks import Batch
 Mean = Literal["mean", "mean_abs"]
 UnitChoice = Literal["all"] | Mean | Sequence[int]
 MEANS: tuple[Mean, ...] = ("mean", "mean_abs")
-MOST = 48  # matrices at once
-FEW_HEADS = 8  # are shown one by one; more, and channels, as a mean
-_SEQUENCES = 32  # that units are ranked on
+MOST = 48  # matrices in one figure
+FEW_HEADS = 8  # up to so many heads are shown one by one; more heads, and channels, are shown as a mean
+_SEQUENCES = 32  # sequences on which units are ranked
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Picture:
     Args:
         values: [dest, src], or [pos] for a factor that is diagonal.
         of: how many units the matrix has.
-        which: the number of the unit, or what mean over all of them it is.
-        score: the name and value of the score that the unit was chosen for.
+        which: the number of the unit, or which mean over all units it is.
+        score: the name and value of the score by which the unit was chosen.
     """
 
     values: Float[np.ndarray[Any, Any], "..."]
@@ -55,7 +55,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class LayerPictures:
-    """Matrices of a layer, and the example they are of."""
+    """Matrices of a layer, and the example on which they were computed."""
 
     layer: int
     mixer: str
@@ -122,7 +122,7 @@ def layer_pictures(
 
 
 def example_of(run: Run, example: int) -> Batch:
-    """One held-out example, of those the analysis uses."""
+    """One of the held-out examples that analyses use."""
     if example < 0:
         raise UserError(f"example must be 0 or more, got {shown(example)}")
     config = run.config
@@ -134,8 +134,8 @@ def chosen_products(reading: Reading, factors: str | Sequence[str] = "all") -> l
     """The matrices to show.
 
     Args:
-        factors: "all" is every factor in the order they multiply, then Φ where it is a product, then all composed;
-            or names of factors, "phi", "composed".
+        factors: "all" for every factor in the order of multiplication, then Φ if it is a product, then all factors
+            composed; or names of factors, "phi", "composed".
     """
     if factors == "all":
         return list(reading.products(diagonal=True).values()) or [reading.core]
@@ -157,7 +157,7 @@ def read_pictures(
 
     Args:
         units: numbers of heads or channels, "all", "mean" or "mean_abs". Where some matrices are per head and others
-            per channel, a number is that of a channel, and its head is shown.
+            per channel, a number means a channel, and matrices per head show the head of that channel.
         scored: names and values of scores to note, by factor and number.
     """
     products = chosen_products(reading, factors)
@@ -188,7 +188,7 @@ def read_pictures(
 def strongest_units(
     model: HookedRootModule, batch: Batch, layer: int, factor: str = "phi", by: str = "previous_token", count: int = 4
 ) -> list[Ranked]:
-    """Units of a matrix with most weight on a set of edges (`scores.edges.named_edges`), best first.
+    """The units of a matrix with the most weight on a set of edges (`scores.edges.named_edges`), best first.
 
     The weight is the share of |Φ| in its row, averaged over destinations and the sequences of the batch.
     """
@@ -209,7 +209,7 @@ def strongest_units(
 
 
 def _check_memory(reading: Reading) -> None:
-    """One unit is the least that is built, so one must fit."""
+    """Refuses where one unit does not fit into memory; no smaller part can be built."""
     size, what = 4 * reading.batch * reading.length**2, f"one channel of Φ at length {reading.length}"
     check_fits(size, torch.device("cpu"), what, "use fewer or shorter sequences")
 
@@ -229,7 +229,7 @@ def _numbers(units: UnitChoice, finest: Product) -> list[int]:
 
 
 def _one(product: Product, unit: int) -> np.ndarray[Any, Any]:
-    """The matrix of a unit, or its diagonal."""
+    """The matrix of a unit, or only its diagonal if the factor is diagonal."""
     matrix = product.build(slice(unit, unit + 1))[0, 0].double()
     return (matrix.diagonal() if product.diagonal else matrix).cpu().numpy()
 

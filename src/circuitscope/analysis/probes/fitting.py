@@ -320,7 +320,7 @@ def _control(task: _Task, estimator: Any, identities: Array | None, rng: np.rand
         return task, clone(estimator).set_params(embedding=E)
     who = np.arange(len(task.y)) if identities is None else np.unique(identities, return_inverse=True)[1]
     y = task.y[rng.integers(len(task.y), size=int(who.max()) + 1)[who]]
-    if len(np.unique(y[~task.held], axis=0)) == 1:  # few identities: keep none together
+    if len(np.unique(y[~task.held], axis=0)) == 1:  # there are too few identities: shuffle the labels of all examples
         y = task.y[rng.permutation(len(task.y))]
     return replace(task, y=y), estimator
 

@@ -59,7 +59,7 @@ COLUMNS = {
     "lost_control": "float64",
     "lost_random": "float64",
 }
-_VERSION = 1  # of what the tables hold
+_VERSION = 1  # version of what the tables hold
 
 
 def probe(
@@ -77,7 +77,7 @@ def probe(
 
     Args:
         definition: a name from `shipped()`, a YAML file, or a Definition.
-        steps: "all", "0:2000:100", or numbers.
+        steps: "all" (the default), "0:2000:100", or numbers.
         hooks: names or patterns in place of the definition's.
         sequences: held-out sequences, two thirds to train the probe on and one third to test it on.
         causal: also project the probe's directions out of the activations of the test sequences, at all
@@ -131,7 +131,7 @@ def probe_model(
 
 @dataclass(frozen=True)
 class Removal:
-    """Asks what the model loses without `count` of the probe's directions; None: as many as `Fit.directions` gives."""
+    """Asks what the model loses without `count` of the probe's directions; by default, those of `Fit.directions`."""
 
     count: int | None = None
 

@@ -96,7 +96,7 @@ class ProbeExamples:
         return len(self.sequence)
 
     def at_most(self, per_sequence: int, seed: int = 0) -> "ProbeExamples":
-        """At most so many examples per sequence, chosen at random where there are more."""
+        """At most `per_sequence` examples of each sequence, chosen at random where there are more."""
         rank = np.lexsort((np.random.default_rng(seed).random(len(self)), self.sequence))
         first = np.searchsorted(self.sequence[rank], self.sequence[rank])
         kept = np.sort(rank[np.arange(len(rank)) - first < per_sequence])
@@ -222,7 +222,7 @@ def _read_at(definition: "Definition", batch: Batch, sequence: Ints, anchor: Int
 
 
 def _candidates(definition: "Definition", wanted: Target, batch: Batch) -> Ints | None:
-    """Tokens to choose from [batch, candidate], −1 where empty; None: the whole vocabulary, or classes."""
+    """Tokens to choose from [batch, candidate], −1 where empty; None for the whole vocabulary, or for classes."""
     if definition.model not in ("embedding", "candidates"):
         return None
     kind = definition.candidates or ("context" if wanted.context else "sequence")

@@ -1,1 +1,1 @@
-"""How analysis looks at a model: any model as layers with readings, and runs with hooks that leave it as it was."""
+"""How analysis looks at a model: as layers with readings, and by runs with hooks that leave the model as it was."""

@@ -1,4 +1,4 @@
-"""Generators that work without gradients and leave the caller's mode alone."""
+"""Generators that work without gradients and do not change the caller's gradient mode."""
 
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def without_gradients(make: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """A generator function whose own work is done without gradients; the body of the caller's loop keeps its mode."""
+    """Makes a generator work without gradients, while the body of the caller's loop keeps its gradient mode."""
 
     @wraps(make)
     def advance(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:

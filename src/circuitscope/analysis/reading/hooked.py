@@ -1,7 +1,7 @@
-"""Runs of a model with hooks, in slices of the batch that bound the memory; the model is left as it was.
+"""Runs a model with hooks, in slices of the batch so that memory stays bounded, and leaves the model as it was.
 
 Hooks are found by name: this package's (`blocks.i.mixer.hook_phi`) or TransformerLens's
-(`blocks.i.attn.hook_pattern`), so HookedLM, any other HookedRootModule and TransformerBridge all serve.
+(`blocks.i.attn.hook_pattern`), so this works for HookedLM, any other HookedRootModule and TransformerBridge.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +19,12 @@ from circuitscope.lens import HookedRootModule
 Tokens = Int[Tensor, "batch pos"]
 Hooks = Sequence[tuple[str, Callable[..., Tensor | None]]]
 
-SLICE_BYTES = 64e6  # what the hooked activations of the sequences run at once may take
-_MATRICES = ("hook_phi", "hook_phi_conv", "hook_pattern", "hook_attn_scores")  # where points do not name their axes
+SLICE_BYTES = 64e6  # that the hooked activations of one slice of the batch may take
+_MATRICES = ("hook_phi", "hook_phi_conv", "hook_pattern", "hook_attn_scores")  # in models whose hooks do not name axes
 
 
 def matrix_hook(model: HookedRootModule, layer: int, factor: str, tokens: Tokens) -> str:
-    """The hook at which a matrix of a layer can be edited: a factor by name, or "phi"."""
+    """The name of the hook at which a matrix of a layer can be edited; `factor` is the name of a factor, or "phi"."""
     subject = opened(model)
     reading = subject.reading(tokens[:1], layer)
     if reading.no_phi:
@@ -40,14 +40,14 @@ def matrix_hook(model: HookedRootModule, layer: int, factor: str, tokens: Tokens
 
 
 def is_matrix(model: HookedRootModule, name: str) -> bool:
-    """Whether a hook carries [batch, unit, dest, src]; any other carries [batch, pos, …]."""
+    """Whether a hook carries a matrix [batch, unit, dest, src]; every other hook carries [batch, pos, …]."""
     axes = getattr(model.hook_dict.get(name), "axes", None)
     return axes[-2:] == ("dest", "src") if axes else name.rsplit(".", 1)[-1] in _MATRICES
 
 
 @contextmanager
 def undisturbed(model: HookedRootModule, gradients: bool = False) -> Iterator[None]:
-    """Evaluation mode, and gradients on or off; afterwards every module is back in the mode it was in."""
+    """Sets evaluation mode and switches gradients on or off; afterwards every module is back in its former mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -59,7 +59,7 @@ def undisturbed(model: HookedRootModule, gradients: bool = False) -> Iterator[No
 
 
 def on_device_of(model: HookedRootModule, tensor: Tensor) -> Tensor:
-    """The tensor where the model's parameters are."""
+    """The tensor on the device of the model's parameters."""
     parameter = next(model.parameters(), None)
     return tensor if parameter is None else tensor.to(parameter.device)
 
@@ -69,7 +69,7 @@ def logits_at(
 ) -> Float[Tensor, "label vocab"]:
     """Logits at flat positions row · length + pos. Every hook sees whole activations [batch, pos, …].
 
-    A HookedLM unembeds at these positions alone; of any other model all logits are taken.
+    A HookedLM computes logits only at these positions; any other model computes all logits.
     """
     return opened(model).to_logits(_run(model, tokens, hooks).flatten(0, 1)[where])
 
@@ -97,9 +97,9 @@ def keeping(names: Sequence[str], seen: dict[str, Tensor]) -> Hooks:
 
 
 def slices(model: HookedRootModule, tokens: Tokens, names: Sequence[str], labels: int = 0) -> list[slice]:
-    """The batch in slices of so many sequences that what these hooks carry stays within SLICE_BYTES.
+    """Slices of the batch that are so small that what these hooks carry takes at most SLICE_BYTES per slice.
 
-    So do the logits, of which a HookedLM makes those at `labels` positions per sequence.
+    The same holds for the logits; a HookedLM computes them at `labels` positions per sequence.
     """
     if not len(tokens):
         raise UserError("the batch has no sequences; expected at least 1")

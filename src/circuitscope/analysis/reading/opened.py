@@ -1,4 +1,4 @@
-"""Any model as layers with readings: this package's, or another with TransformerLens's hook names.
+"""Shows any model as layers with readings: one of this package, or another with TransformerLens's hook names.
 
 This is the one place in analysis that knows which kind of model it looks at. `opened(model)` answers for both:
 a HookedLM, whose mixers say what they offer, or any HookedRootModule that shows attention patterns
@@ -45,7 +45,7 @@ def matrices(model: HookedRootModule, tokens: Tokens, factors: Sequence[str] | N
     """Every mixing matrix of a model in one pass, in slices of units of about 8 MB.
 
     Args:
-        factors: names to keep; all that are matrices (not diagonal) by default.
+        factors: names of the factors to keep; by default all that are matrices (not diagonal).
     """
     return opened(model).walk(tokens).matrices(factors)
 
@@ -57,10 +57,11 @@ def pattern_reading(pattern: Float[Tensor, "batch head dest src"]) -> Reading:
 
 
 class Walk(ABC):
-    """One pass of a model over tokens: the reading of each layer as it is iterated, its logits when it has been.
+    """One pass of a model over tokens: iterating over it gives the reading of each layer, and afterwards the logits.
 
     Args:
-        at: flat positions row · length + pos to have logits at; none: no more is computed than readings need.
+        at: flat positions row · length + pos at which logits are wanted; with None the pass computes only what the
+            readings need.
     """
 
     def __init__(self, model: Any, tokens: Tokens, at: Where | None):
@@ -72,20 +73,20 @@ class Walk(ABC):
 
     @abstractmethod
     def logit_slices(self) -> Iterator[Logits]:
-        """Logits at the positions asked for, in slices of the labels of about 8 MB, each the caller's own.
+        """Logits at the positions `at`, in slices of about 8 MB; the caller may overwrite them.
 
-        They are the same numbers: on a CPU arrays that small stay in the cache.
+        Slicing does not change the numbers; on a CPU, arrays this small stay in the cache.
         """
 
     @property
     def logits(self) -> Logits | None:
-        """Logits at the positions asked for, once iterated."""
+        """Logits at the positions `at`, after the pass has been iterated over."""
         slices = list(self.logit_slices())
         return torch.cat(slices) if slices else None
 
     @without_gradients
     def matrices(self, factors: Sequence[str] | None = None) -> Iterator[Mixing]:
-        """Every mixing matrix, or those named, in slices of units."""
+        """Every mixing matrix, or only those of the named factors, in slices of units."""
         for layer, reading in self:
             for name, product in reading.products().items():
                 if factors is None or name in factors:
@@ -94,7 +95,7 @@ class Walk(ABC):
 
 
 class Opened(ABC):
-    """A model, and what analysis asks of it besides its hooks."""
+    """A model, with what analysis needs from it besides its hooks."""
 
     def __init__(self, model: Any):
         self.model = model
@@ -109,7 +110,7 @@ class Opened(ABC):
 
     @abstractmethod
     def reading(self, tokens: Tokens, layer: int) -> Reading:
-        """What one layer says of itself on these tokens."""
+        """The reading of one layer on these tokens."""
 
     def state(self, tokens: Tokens, layer: int) -> State | None:
         """The recurrent state of a layer, where it has one."""
@@ -117,11 +118,11 @@ class Opened(ABC):
 
     @abstractmethod
     def called(self, layer: int) -> str:
-        """What kind of layer it is, in a word."""
+        """The kind of a layer, such as "mamba" or "attention"."""
 
     @abstractmethod
     def hook(self, layer: int, name: str) -> str:
-        """The whole name of a mixer's hook: "hook_phi", "hook_z", "hook_state"."""
+        """The full name of a mixer's hook that is called, for example, "hook_phi", "hook_z" or "hook_state"."""
 
     @abstractmethod
     def before_logits(self, tokens: Tokens) -> Float[Tensor, "batch pos out"]:
@@ -133,11 +134,11 @@ class Opened(ABC):
 
     @abstractmethod
     def logit_bytes(self, out: Tensor, labels: int) -> int:
-        """What the logits at so many labels take, where `out` is `before_logits` of a sequence."""
+        """How many bytes the logits at `labels` positions take, where `out` is `before_logits` of one sequence."""
 
     @abstractmethod
     def residuals(self, tokens: Tokens, layer: int, at: Where) -> tuple[Stream, Float[Tensor, "label d_model"]]:
-        """The stream before a layer, cut off from what made it; and after it, at flat positions, as its function."""
+        """The stream before a layer, detached; and the stream after it, at flat positions, as a function of it."""
 
     @property
     @abstractmethod
@@ -155,7 +156,7 @@ def opened(model: HookedRootModule) -> Opened:
 
 
 class _OwnWalk(Walk):
-    """Blocks one after the other; a layer that can be read in passing is read while it runs."""
+    """Runs one block after the other; a layer whose Φ can be read in passing is read while it runs."""
 
     model: HookedLM
     _final: Float[Tensor, "label d_model"] | None = None
@@ -227,7 +228,7 @@ class _Own(Opened):
         with torch.no_grad():
             before = self.model.stream_before(tokens, layer)
         before = before.detach().requires_grad_()
-        return before, self.model.layers[layer](before, at)  # past the mixer only where it is looked at
+        return before, self.model.layers[layer](before, at)  # only these positions go on after the mixer
 
     @property
     def embedding(self) -> Float[Tensor, "token d_model"]:
@@ -238,7 +239,7 @@ class _Own(Opened):
 
 
 class _ForeignWalk(Walk):
-    """All patterns from one run of the model."""
+    """Takes all patterns from one run of the model."""
 
     _logits: Logits | None = None
 
@@ -280,7 +281,7 @@ class _Foreign(Opened):
         return found[layer]
 
     def state(self, tokens: Tokens, layer: int) -> State | None:
-        return None  # what is known of such a layer is at most its pattern
+        return None  # at most the pattern of such a layer is known
 
     def called(self, layer: int) -> str:
         return "attention"

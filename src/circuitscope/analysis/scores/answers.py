@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class Answers(NamedTuple):
-    """By label: −log softmax(logits)[target], and the token with the largest logit."""
+    """For each label −log softmax(logits)[target], and the token with the largest logit."""
 
     loss: Float[Tensor, " label"]
     token: Int[Tensor, " label"]
 
 
 def answers(slices: Iterable[Float[Tensor, "label vocab"]], target: Int[Tensor, " label"]) -> Answers:
-    """Loss and most likely token from logits that come in slices of the labels, in order; they are overwritten."""
+    """Loss and most likely token from logits that come in slices of the labels, in order; overwrites the logits."""
     losses, tokens, start = [], [], 0
     for logits in slices:
         wanted = target[start : start + len(logits)]
@@ -30,7 +30,7 @@ def answers(slices: Iterable[Float[Tensor, "label vocab"]], target: Int[Tensor, 
 
 
 def _largest(logits: Float[Tensor, "label vocab"]) -> Int[Tensor, " label"]:
-    """The first largest entry of each row: NumPy finds it several times faster than torch on a CPU."""
+    """The first largest entry of each row; on a CPU, NumPy finds it several times faster than torch."""
     if logits.device.type != "cpu" or logits.dtype == torch.bfloat16:
         return logits.argmax(dim=1)
     return torch.from_numpy(logits.numpy().argmax(axis=1))

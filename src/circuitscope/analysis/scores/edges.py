@@ -1,7 +1,7 @@
 """Edges of a mixing matrix that a circuit would use: which dest reads which src.
 
-A score is the weight a matrix puts on such a set, a knockout removes the same set: one definition for
-"looks like" and for "is used".
+A score is the weight that a matrix puts on such a set, and a knockout removes the same set. So one definition serves
+both questions: whether a matrix looks like a circuit, and whether the model uses it.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Edges:
     """A set of edges dest ← src in each sequence.
 
     Edge e runs from `src[e]` to `dest[e]` in sequence `sequence[e]`; `dests` counts the distinct
-    destinations of a sequence.
+    destinations of each sequence.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Edges:
 
 @edge_score("binding", "at a context value, on its key", needs="pairs", shown=EVERYWHERE)
 def binding(layout: Layout, offset: int = 0) -> Edges:
-    """Every context value ← its own key, the previous-token step of recall; with an offset, a later position ← key."""
+    """Every context value ← its own key (recall's previous-token step); with an offset, a later position ← key."""
     value_pos, _ = _pairs(layout, "binding")
     assert layout.key_pos is not None
     return _between(layout, "binding", value_pos, layout.key_pos, dest_offset=offset)
@@ -68,9 +68,9 @@ def binding(layout: Layout, offset: int = 0) -> Edges:
 
 @edge_score("recall", "at a query, on the bound value", needs="pairs", shown=EVERYWHERE)
 def recall(layout: Layout, offset: int = 0) -> Edges:
-    """Every query ← the value bound to the key it asks for; with an offset, ← so many positions after it.
+    """Every query ← the value bound to the key it asks for; with an offset, ← so many positions after the value.
 
-    A mixer with a short conv may let key and value meet after the value: in Mamba often one position on.
+    In a mixer with a short conv, key and value may meet after the value: in Mamba often one position later.
     """
     _, query_pos = _pairs(layout, "recall")
     return _between(layout, "recall", query_pos, layout.answer_pos(), src_offset=offset)
@@ -78,7 +78,7 @@ def recall(layout: Layout, offset: int = 0) -> Edges:
 
 @edge_score("value", "at a query, on all values", needs="pairs", shown=("table", "timeline", "figure"))
 def value(layout: Layout, offset: int = 0) -> Edges:
-    """Every query ← all values of the context; with an offset, ← so many positions after each."""
+    """Every query ← all values of the context; with an offset, ← so many positions after each value."""
     value_pos, query_pos = _pairs(layout, "value")
     queries, values = query_pos.shape[1], value_pos.shape[1]
     every_query = query_pos[:, :, None].expand(-1, -1, values).flatten(1)
@@ -108,7 +108,7 @@ def duplicate(layout: Layout) -> Edges:
 
 
 def carry(layout: Layout, offset: int = 0) -> Edges:
-    """A position after every context value (offset 0: itself) ← that value."""
+    """The position `offset` positions after every context value ← that value."""
     value_pos, _ = _pairs(layout, "carry")
     return _between(layout, "carry", value_pos, value_pos, dest_offset=offset)
 
@@ -135,8 +135,8 @@ OFFSET: dict[str, Callable[[Layout, int], Edges]] = {
 def named_edges(name: str, layout: Layout) -> Edges:
     """A set of edges by name.
 
-    That of a score; one of OFFSET moved by so many positions, as in "recall+1"; or "DEST<-SRC" by roles, as in
-    "query<-filler".
+    The name is that of a score; or one of OFFSET, moved by some positions, as in "recall+1"; or "DEST<-SRC" with two
+    roles, as in "query<-filler".
     """
     if "<-" in name:
         dest, src = name.split("<-", 1)
@@ -168,7 +168,7 @@ def _between(
     dest_offset: int = 0,
     src_offset: int = 0,
 ) -> Edges:
-    """Edges that stay causal and inside the sequence once moved."""
+    """The edges, moved by the offsets; those that then leave the sequence or are not causal are dropped."""
     batch, length = layout.roles.shape
     dest, src = dest + dest_offset, src + src_offset
     inside = (dest < length) & (src <= dest)

@@ -21,13 +21,13 @@ _DRAWS = 32
 def copying_score(model: HookedRootModule, layer: int, tokens: Int[Tensor, "batch pos"]) -> PerSequence:
     """How far a head raises the logit of the token it attends to, in −1..1.
 
-    For each position j, W_O v_j goes through the final norm's weight and the unembedding to logits of
-    the tokens of the sequence; centred, negative ones dropped, s is the share on token j; the score is
-    2s − 1 (0 where nothing is raised), averaged over positions. The tokens of a sequence must differ; of n
-    tokens a head that copies nothing scores about 2/n − 1.
+    For each position j, the final norm's weight and the unembedding turn W_O v_j into logits of the tokens of the
+    sequence. The logits are centred and negative ones dropped; s is the share of token j in the rest. The score is
+    2s − 1 (0 where nothing is raised), averaged over positions. The tokens of a sequence must differ. On n tokens,
+    a head that copies nothing scores about 2/n − 1.
     """
     if layer not in opened(model).attention():
-        raise UserError(f"copying is of attention heads; layer {layer} is {opened(model).called(layer)}")
+        raise UserError(f"copying is a score of attention heads; layer {layer} is {opened(model).called(layer)}")
     return copying_scores(model, tokens, [layer])[layer]
 
 
@@ -35,7 +35,7 @@ def copying_score(model: HookedRootModule, layer: int, tokens: Int[Tensor, "batc
 def copying_scores(
     model: HookedRootModule, tokens: Int[Tensor, "batch pos"], layers: Sequence[int] | None = None
 ) -> dict[int, PerSequence]:
-    """`copying_score` by layer, of all that are attention by default, in one pass of the model."""
+    """`copying_score` by layer, by default of all attention layers, in one pass of the model."""
     ordered = tokens.sort(dim=1).values
     if (ordered[:, 1:] == ordered[:, :-1]).any():
         raise UserError("copying needs sequences of distinct tokens")
@@ -46,7 +46,7 @@ def copying_scores(
     values: dict[str, Tensor] = {}
     own: Any = model  # only this package's models answer `attention()` with layers
     with own.hooks(fwd_hooks=[*keeping(list(names.values()), values)]):
-        own.hidden(tokens, at=tokens.new_empty(0))  # what follows the last mixer is not needed anywhere
+        own.hidden(tokens, at=tokens.new_empty(0))  # what follows the last mixer is not needed
     unembedded = own.W_U.T[tokens]
     return {i: _copying(own, i, values[name], unembedded) for i, name in names.items()}
 
@@ -63,28 +63,28 @@ def _copying(
     logits = torch.einsum("bhjm,btm->bhjt", y, unembedded)
     raised = (logits - logits.mean(dim=-1, keepdim=True)).relu()
     total = raised.sum(dim=-1)
-    some = total > 1e-5 * y.norm(dim=-1)  # below is rounding
+    some = total > 1e-5 * y.norm(dim=-1)  # smaller totals are rounding errors
     share = raised.diagonal(dim1=-2, dim2=-1) / torch.where(some, total, torch.ones_like(total))
     return torch.where(some, 2 * share - 1, 0).mean(dim=-1)
 
 
 class Composition(NamedTuple):
-    """How strongly a later head reads what an earlier one writes, by its queries, keys or values."""
+    """How strongly a later head reads what an earlier head writes, through its queries, keys or values."""
 
     earlier: tuple[int, int]
     later: tuple[int, int]
     through: str  # "q", "k" or "v"
     value: float
     baseline: float
-    spread: float  # of the baseline over draws
+    spread: float  # standard deviation of the baseline over draws
 
 
 @without_gradients
 def compositions(model: HookedRootModule) -> Iterator[Composition]:
     """‖W_OV W‖ / (‖W_OV‖ ‖W‖) minus the mean of that over Gaussian matrices of the same shapes.
 
-    W is W_QK read by the queries (q) or by the keys (k), or the later W_OV (v); Frobenius norms; the
-    weight of the later layer's norm is folded in.
+    W is the later head's W_QK, read through the queries (q) or the keys (k), or its W_OV (v). Norms are Frobenius
+    norms, and the weight of the later layer's norm is folded in.
     """
     layers = opened(model).attention()
     for later, mixer in layers.items():

@@ -8,15 +8,15 @@ from circuitscope.analysis.scores.registry import SCORES
 from circuitscope.errors import UserError
 from circuitscope.tasks import Batch, Induction, Task
 
-_LONGEST = 101  # positions of repeated blocks
+_LONGEST = 101  # positions in a sequence of repeated blocks, at most
 
 
 class HeldOut:
     """Sequences of the test split, which training never sees, and repeated blocks where the model can take them.
 
     Args:
-        longest: positions the model can take.
-        seed: of the examples.
+        longest: how many positions the model can take.
+        seed: seed of the examples.
     """
 
     def __init__(self, task: Task, *, longest: int, sequences: int = 256, seed: int = 0):
@@ -44,7 +44,7 @@ class HeldOut:
 
 
 def check_scores(names: Sequence[str] | None, task: Task) -> tuple[str, ...]:
-    """The scores asked for, refused where the task cannot have them; all that it can have if none are named."""
+    """The named scores, by default all that the task can have; a score that it cannot have is refused."""
     layout = task.batch(0, split="test", size=1).layout
     possible = tuple(name for name, score in SCORES.items() if score.on == "repeats" or score.possible_on(layout))
     for name in names or ():

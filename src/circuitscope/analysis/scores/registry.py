@@ -1,8 +1,8 @@
-"""What a score is, and the scores by name.
+"""Defines what a score is, and holds all scores by name.
 
 A score is the weight of a mixing matrix on a set of edges, or any function of a model and held-out sequences that
 gives rows. It says what it means, which sequences it is measured on, and where it is shown; tables, figures and the
-report ask for that.
+report read that from here.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,10 +28,10 @@ class Score:
     """A score; either `edges` or `rows` is given.
 
     Args:
-        means: for each name in the column `score` of the table what it means, in a few words.
-        edges: the edges whose weight it is, from a layout.
+        means: what each name in the column `score` of the table means, in a few words.
+        edges: gives the edges whose weight is the score, from a layout.
         rows: gives rows of the table from a model and held-out sequences.
-        on: the sequences it is measured on: the task's "own", or "repeats" of random blocks, which are off the
+        on: the sequences it is measured on: the task's "own", or "repeats" of random blocks, which are outside the
             distribution of most tasks.
         needs: what a layout must have for it: "pairs" of keys and values, or nothing in particular.
         shown: the displays it is part of.
@@ -51,7 +51,7 @@ class Score:
         return next(iter(self.means.values()))
 
     def possible_on(self, layout: Layout) -> bool:
-        """Whether sequences with this layout can have it."""
+        """Whether sequences with this layout can have this score."""
         if self.needs == "pairs" and layout.value_pos is None:
             return False
         return self.on == "own" or layout.period is not None

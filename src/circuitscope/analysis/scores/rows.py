@@ -37,7 +37,7 @@ COLUMNS = {
     "Binding, recall and the other circuit scores of every layer, head and channel.",
     COLUMNS,
     means={
-        "head": "number of the head or channel; none: the whole layer",
+        "head": "number of the head or channel; empty for the whole layer",
         "factor": "the matrix: a factor of Φ, Φ itself, or all factors composed",
         "unit": "what head counts: heads or channels",
         "weighting": "raw: shares as they are; abs: |Φ| over its row sum; signed: Φ over the row sum of |Φ|",
@@ -54,7 +54,8 @@ def every_score(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
 def score_rows(model: HookedRootModule, data: HeldOut, names: Sequence[str]) -> Iterator[Row]:
     """Rows (without run and step) of every score, layer, factor and unit.
 
-    Row with no head: the whole layer, |Φ| summed over its units. Row with no layer: the whole model.
+    A row without a head is about the whole layer, with |Φ| summed over its units. A row without a layer is about the
+    whole model.
     """
     where, target = data.own.labelled()
     own = opened(model).walk(data.own.tokens, at=where if "model" in names else None)
@@ -76,7 +77,7 @@ def _matrix_rows(walk: Walk, sets: list[Edges]) -> Iterator[Row]:
             value, stderr, n = summarize(per_sequence)
             for i, (v, e) in enumerate(zip(value.tolist(), stderr.tolist(), strict=True)):
                 yield _row(name, weighting, v, e, n, head=units.start + i, **place)
-        if product.size == 1 and product.unit == "head":  # the head is the layer
+        if product.size == 1 and product.unit == "head":  # the only head is the whole layer
             continue
         part = matrix.abs().sum(dim=1, keepdim=True) if matrix.stride(0) else _shared(matrix)
         whole = part if units.start == 0 or whole is None else whole + part
@@ -135,12 +136,12 @@ def composition_rows(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
         )
 
 
-MODEL = Score(  # read from the logits of the pass that the edges are read in
+MODEL = Score(  # computed from logits of the same pass as the weights on edges
     "model",
     {
         "accuracy": "share of the labels answered right",
         "loss": "cross-entropy at the labels",
-        "in_context": "loss at the later half of a sequence's labels minus at the earlier",
+        "in_context": "loss at the later half of a sequence's labels minus loss at the earlier half",
         "loss_at_position": "loss by position",
         "accuracy_at_distance": "accuracy by how far a query is from its key",
     },
@@ -151,8 +152,8 @@ SCORES.add(MODEL.name, MODEL, __name__)
 def model_rows(given: Answers, batch: Batch) -> Iterator[Row]:
     """What the model as a whole does, from its answers at the labelled positions.
 
-    accuracy, loss; in_context, the loss at the later half of a sequence's labels minus at the earlier;
-    loss_at_position by position (`factor`); accuracy_at_distance by how far a query is from its key.
+    The rows are accuracy and loss; in_context, the loss at the later half of a sequence's labels minus the loss at the
+    earlier half; loss_at_position, by position (`factor`); accuracy_at_distance, by how far a query is from its key.
     """
     where, target = batch.labelled()
     length, n = batch.tokens.shape[1], len(batch)
@@ -188,7 +189,7 @@ def _binned(name: str, what: Tensor, of: Tensor, bins: list[tuple[int, int]]) ->
 
 
 def _per_sequence(what: Tensor, keep: Tensor, sequence: Tensor, batch: int) -> Tensor:
-    """Mean by sequence over the labels kept."""
+    """Mean per sequence over the labels to keep."""
     total = torch.zeros(batch).index_add_(0, sequence, what * keep)
     return total / torch.zeros(batch).index_add_(0, sequence, keep).clamp(min=1)
 

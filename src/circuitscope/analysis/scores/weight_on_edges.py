@@ -1,6 +1,6 @@
 """Circuit scores of a mixing matrix [batch, head, dest, src], from attention or from Φ.
 
-Each score is the weight on a set of edges (`scores.edges`), averaged over destinations, per sequence
+Each score is the weight on a set of edges (`scores.edges`), averaged over destinations, for each sequence
 and head; `summarize` gives the mean over sequences and its standard error.
 
 Weightings:
@@ -28,7 +28,7 @@ WEIGHTINGS = ("raw", "abs", "signed")
 
 
 class Estimate(NamedTuple):
-    """A mean over sequences, by head."""
+    """A mean over sequences for each head, with its standard error."""
 
     value: Float[Tensor, " head"]
     stderr: Float[Tensor, " head"]
@@ -39,8 +39,8 @@ def score(matrix: Matrix, name: str, layout: Layout | None = None, weighting: We
     """Weight of a matrix on a set of edges (`scores.edges.named_edges` says which).
 
     Args:
-        layout: which position is what; previous_token needs none.
-        weighting: raw for a matrix whose rows are shares of 1, abs for any other, by default.
+        layout: says which position has which role; previous_token needs none.
+        weighting: by default raw for a matrix whose rows are shares of 1, and abs for any other.
     """
     if matrix.ndim != 4 or matrix.shape[2] != matrix.shape[3]:
         raise UserError(f"a mixing matrix is [batch, head, dest, src], got {tuple(matrix.shape)}")
@@ -90,7 +90,7 @@ def previous_token_score(matrix: Matrix, weighting: Weighting | None = None) -> 
 
 
 def induction_score(matrix: Matrix, layout: Layout, weighting: Weighting | None = None) -> PerSequence:
-    """Prefix matching on repeated blocks: weight after earlier occurrences; a perfect head scores 1."""
+    """Prefix matching on repeated blocks: weight on what follows earlier occurrences; a perfect head scores 1."""
     return score(matrix, "induction", layout, weighting)
 
 
@@ -105,7 +105,7 @@ def recall_score(matrix: Matrix, layout: Layout, weighting: Weighting | None = N
 
 
 def value_score(matrix: Matrix, layout: Layout, weighting: Weighting | None = None) -> PerSequence:
-    """At a query, weight on all context values; high with recall at 1/k: finds the values, not the match."""
+    """At a query, weight on all context values; if high while recall is 1/k, values are found but not the match."""
     return score(matrix, "value", layout, weighting)
 
 
@@ -121,16 +121,16 @@ def default_weighting(matrix: Matrix) -> Weighting:
 
 
 def weightings_of(product: Product) -> tuple[Weighting, ...]:
-    """How the rows of a mixing matrix are weighted: as they are where they are shares, else by size and with sign."""
+    """How to weight the rows of a mixing matrix: as they are if they are shares, else by size and with sign."""
     return ("raw",) if product.shares else ("abs", "signed")
 
 
 def summarize(per_sequence: PerSequence) -> Estimate:
-    """Mean over sequences and the standard error of it (nan for one sequence)."""
+    """Mean over sequences and its standard error (nan for one sequence)."""
     n = len(per_sequence)
     return Estimate(per_sequence.mean(dim=0), per_sequence.std(dim=0) / n**0.5, n)
 
 
 def _plain(matrix: Matrix) -> Layout:
-    """A layout that knows nothing but sizes."""
+    """A layout that says nothing but the sizes."""
     return Layout(torch.full((matrix.shape[0], matrix.shape[2]), Role.FILLER, dtype=torch.int8))

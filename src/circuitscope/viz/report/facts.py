@@ -1,4 +1,4 @@
-"""What a report says of a run besides its matrices: verdict, curves, scores, config. Plain data, ready for JSON."""
+"""What a report says about a run besides its matrices: verdict, curves, scores, config. Plain data for JSON."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ from circuitscope.viz.words.circuit import since
 from circuitscope.viz.words.heading import heading
 from circuitscope.viz.words.phases import timeline_lines
 
-_POINTS = 1500  # of a curve at most
+_POINTS = 1500  # points of a curve, at most
 
 
 def facts(run: Run, scores: pd.DataFrame, sequences: int, progress: Progress) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def facts(run: Run, scores: pd.DataFrame, sequences: int, progress: Progress) ->
 
 
 def scores_of(view: View, scores: pd.DataFrame, steps: Sequence[int]) -> dict[str, list[float | None]]:
-    """Each score of a view at these steps; of the whole layer for the mean over heads."""
+    """Each score of a view at these steps; a mean over heads has the scores of the whole layer."""
     here = scores[(scores.layer == view.source.layer) & (scores.factor == view.source.factor)]
     here = here[here.weighting != "signed"]
     here = here[here["head"].isna() if view.head is None else here["head"] == view.head]
@@ -84,7 +84,7 @@ def _transitions(when: Timeline | UserError) -> dict[str, Any]:
 
 
 def _circuit(run: Run, last: int, sequences: int, when: Timeline | UserError, progress: Progress) -> dict[str, Any]:
-    """The recall circuit of the last checkpoint in words, and where its parts are; none where a run cannot have one."""
+    """The recall circuit of the last checkpoint in words, and where its parts are; empty if a run cannot have one."""
     if ANALYSES["circuit"].refuses(run):
         return {"circuit": [], "parts": []}
     found = circuits(run, steps=last, sequences=sequences, progress=progress)[last]
@@ -99,7 +99,7 @@ def _circuit(run: Run, last: int, sequences: int, when: Timeline | UserError, pr
 
 
 def _analyses(run: Run, steps: Sequence[int], sequences: int, progress: Progress) -> Iterator[dict[str, Any]]:
-    """What every registered analysis says of the run in words, where the run has its table."""
+    """What every registered analysis says about the run in words, if the run has its table."""
     kept = [
         name for name, one in ANALYSES.items() if table_path(run, name, sequences).exists() and not one.refuses(run)
     ]
@@ -163,7 +163,7 @@ def _recipe(run: Run) -> str:
 
 
 def _state(run: Run) -> str:
-    """How the run ended, where that is not simply the end."""
+    """How the run ended, or "" if it finished or nothing is known."""
     status = run.status
     state = status.get("state")
     if state in (None, "finished"):
@@ -172,7 +172,7 @@ def _state(run: Run) -> str:
 
 
 def _number(value: float) -> float | None:
-    """Five digits; none where there is no number."""
+    """The value with five digits; None if it is not finite."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 

@@ -1,8 +1,8 @@
-"""Mixing matrices small enough to carry in a file.
+"""Packs mixing matrices into so few bytes that a report can carry them.
 
-An entry takes 8 bits. With m the largest |M_ij| of a matrix, q = round(n · sign(M_ij) · (|M_ij| / m)^(1/p)) is
-stored, for i ≥ j only. Rows of shares have n = 254 and p = 1; Φ spans orders of magnitude and has p = 2, with n = 127
-where it is signed. One code is kept for entries that are not finite.
+An entry takes 8 bits. With m the largest |M_ij| of a matrix, the code q = round(n · sign(M_ij) · (|M_ij| / m)^(1/p))
+is stored, only for i ≥ j. Rows of shares have n = 254 and p = 1; Φ spans orders of magnitude and has p = 2, with
+n = 127 where it is signed. One code is reserved for entries that are not finite.
 """
 
 import base64
@@ -37,7 +37,7 @@ CODES: dict[Entries, Code] = {
 
 
 class PackedMatrices:
-    """The matrices of one run. Checkpoint by checkpoint: `add`; then `stored`."""
+    """The matrices of one run: `add` them checkpoint by checkpoint, then take `stored`."""
 
     def __init__(self, views: Sequence[View]):
         self.views = list(views)
@@ -46,7 +46,7 @@ class PackedMatrices:
         self._codes: list[list[bytes]] = [[] for _ in self.views]
 
     def add(self, snapshot: Snapshot) -> None:
-        """The matrices of a checkpoint."""
+        """Adds the matrices of a checkpoint."""
         for index, view in enumerate(self.views):
             parts = [packed(matrix, view.entries) for matrix in snapshot.matrices[view]]
             self.error[view.entries] = max(self.error.get(view.entries, 0.0), *(error for _, _, error in parts))

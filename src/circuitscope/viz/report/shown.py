@@ -1,4 +1,4 @@
-"""What the page is told of examples, their edges, and the matrices that can be picked. Plain data, ready for JSON."""
+"""What the page gets about examples, their edges, and the matrices to choose from. Plain data, ready for JSON."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -50,7 +50,7 @@ def edge_sets(told: Sequence[dict[str, Any]]) -> dict[str, dict[str, str]]:
 
 
 def label(view: View) -> str:
-    """L1H0; channel 25; all 128 channels: mean |Φ|."""
+    """A short label, such as "L1H0", "channel 25" or "all 128 channels: mean |Φ|"."""
     source = view.source
     if view.head is None:
         return f"all {source.of} {source.unit}s: mean{'' if source.shares else ' |Φ|'}"
@@ -58,7 +58,10 @@ def label(view: View) -> str:
 
 
 def title(view: View) -> str:
-    """L1H0; L0H1 ssd; L0 ssm channel 25; L0 ssm, all 128 channels: mean |Φ|. A layer's only matrix is not named."""
+    """A title, such as "L1H0", "L0H1 ssd", "L0 ssm channel 25" or "L0 ssm, all 128 channels: mean |Φ|".
+
+    The name of the matrix is left out if it is the only one of its layer and has heads.
+    """
     source = view.source
     factor = "" if source.alone and source.unit == "head" else f" {source.factor}"
     if view.head is None:

@@ -1,4 +1,4 @@
-"""Interventions in words: the strongest first."""
+"""Interventions in words: a table of effects, the strongest first."""
 
 from collections.abc import Iterator
 

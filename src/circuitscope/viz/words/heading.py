@@ -1,4 +1,4 @@
-"""The line above all else that is told of a run."""
+"""The line above everything else that is printed about a run."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from circuitscope.runs.run import Run
 
 
 def heading(run: Run, steps: Sequence[int], sequences: int) -> str:
-    """Which run, how many checkpoints, on what."""
+    """Says which run it is, on which task, and how many checkpoints and sequences were read."""
     config = run.config
     mixers = " + ".join(m.name for m in config.model.mixers)
     sizes = ", ".join(

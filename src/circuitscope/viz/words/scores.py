@@ -1,4 +1,4 @@
-"""Scores in words: where each ends highest, its value there at the end and at the start, and what it means."""
+"""Scores in words: where each score ends highest, its values there at the end and the start, and what it means."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _HEAD = re.compile(r"L\d+H\d+")
 
 @words("scores")
 def score_words(found: Results) -> Iterator[Lines]:
-    """One table: a line for each score that is shown in tables, and for each matrix where it is of edges."""
+    """One table with a line for each score that tables show; a score of edges has a line for each matrix."""
     frame, steps = found["scores"], found.steps
     first = f"step {steps[0]}" if len(steps) > 1 else ""
     repeats = found.run.config.task.batch(0, size=1).layout.period is not None
