@@ -45,8 +45,8 @@ _RESULTS = Path(__file__).with_name("results.md")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", help=f"some of {','.join(_BENCHMARKS)}; prints and writes nothing")
-    parser.add_argument("--quick", action="store_true", help="see that all runs; the numbers mean nothing, no file")
+    parser.add_argument("--only", help=f"some of {','.join(_BENCHMARKS)}; prints them, writes no file")
+    parser.add_argument("--quick", action="store_true", help="check that all runs; its numbers mean nothing, no file")
     options = parser.parse_args(arguments)
     chosen = options.only.split(",") if options.only else list(_BENCHMARKS)
     if wrong := [name for name in chosen if name not in _BENCHMARKS]:

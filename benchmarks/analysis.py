@@ -25,7 +25,7 @@ def measure(quick: bool) -> Section:
                 f"{analysis:.1f} s = {analysis / training:.0%} of {training:.1f} s",
                 f"at most {_SHARE:.0%} of the time the run took",
                 analysis <= _SHARE * training,
-                "two real processes, imports included; 256 sequences a checkpoint of the task and as many of repeated"
+                "two real processes, imports included; per checkpoint 256 sequences of the task and as many of repeated"
                 " blocks; transitions, circuit and knockouts included",
             ),
             limit(

@@ -16,7 +16,7 @@ from benchmarks.rows import Row, Section, alternate, duration, faster, limit, sp
 from benchmarks.workload import SHAPES, trainer_at
 from circuitscope.tasks import MQAR, NO_LABEL
 
-_TILING = "the other side tiles both vocabularies per example and draws with np.apply_along_axis(choice, replace=False)"
+_TILING = "the other side tiles both vocabularies per example and draws by np.apply_along_axis(choice, replace=False)"
 
 
 def measure(quick: bool) -> Section:
@@ -57,7 +57,7 @@ def _against_tiling(quick: bool) -> list[Row]:
     _check_tiled(tiled_mqar(old.choice, 20, task), task)
     mine, legacy, generator = alternate(sides, 1 if quick else 9)
     return [
-        faster(f"{count:,} MQAR examples (64, 4)", mine, legacy, 50, f"{_TILING}, as np.random.choice"),
+        faster(f"{count:,} MQAR examples (64, 4)", mine, legacy, 50, f"{_TILING}, with np.random.choice"),
         faster(
             f"{count:,} MQAR examples (64, 4), newer choice",
             mine,
@@ -97,7 +97,7 @@ def _check_tiled(made: tuple[torch.Tensor, torch.Tensor], task: MQAR) -> None:
         bound = dict(zip(row[0 : 2 * task.pairs : 2].tolist(), row[1 : 2 * task.pairs : 2].tolist(), strict=True))
         where = (answers != NO_LABEL).nonzero().flatten()
         if [bound[int(token)] for token in row[where]] != answers[where].tolist() or len(where) != task.pairs:
-            raise RuntimeError("the tiling generator does not make MQAR examples")
+            raise RuntimeError("the examples of the tiling generator are not MQAR")
 
 
 def _many(quick: bool) -> list[Row]:

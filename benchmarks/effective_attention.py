@@ -41,15 +41,15 @@ _WEIGHTS = {
     "out_proj.weight": "out.weight",
 }
 _TIME = (
-    "ours is circuitscope.phi from tokens on; the other side is TransformerLens's compute_effective_attention with"
-    " include_dt_scaling, from a filled cache (its dt_proj entry by hand, because that hook no longer fires), without"
-    " D. No gradients. On equal weights and with D added, the results were first checked to agree to 1e-4 of the"
-    " largest entry"
+    "ours is circuitscope.phi, from tokens on; the other side is TransformerLens's compute_effective_attention with"
+    " include_dt_scaling, without D, from a filled cache (its dt_proj entry was filled by hand, because that hook no"
+    " longer fires). No gradients. First it was checked that the results, on equal weights and with D added, agree to"
+    " 1e-4 of the largest entry"
 )
 _M_MMAP_THRESHOLD = -3
 _MEMORY = (
-    "peak resident memory during one call beyond that before it, result included, in a child process where every block"
-    " of 64 kB or more is mapped by itself, so that only what is alive counts"
+    "peak resident memory that one call adds, result included, in a child process that maps every block of 64 kB or"
+    " more by itself, so that only memory in use counts"
 )
 
 

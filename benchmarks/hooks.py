@@ -8,7 +8,7 @@ from benchmarks.workload import SHAPES, trainer_at
 from circuitscope.kernels.attention import fused_attention
 
 _NOTE = (
-    "the other side is a plain module with the same weights and the same attention kernel, no hook points and no"
+    "the other side is a plain module with the same weights and the same attention kernel, without hook points and"
     " einops; eval mode, no gradients"
 )
 
@@ -22,7 +22,7 @@ def measure(quick: bool) -> Section:
         batch = trainer.config.task.batch(0, size=shape.batch)
         tokens, (where, _) = batch.tokens, batch.labelled()
         if not torch.allclose(model(tokens, where), copy(tokens, where), atol=1e-5):
-            raise RuntimeError("the hook-free copy gives other logits")
+            raise RuntimeError("the copy without hooks gives different logits")
         hooked, plain = alternate([lambda: model(tokens, where), lambda: copy(tokens, where)], rounds, calls)
         hooked_body, plain_body = alternate([lambda: model.hidden(tokens), lambda: copy.hidden(tokens)], rounds, calls)
     labelled, everywhere = f"logits at labelled positions; {_NOTE}", f"all positions; {_NOTE}"

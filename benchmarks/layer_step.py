@@ -23,12 +23,12 @@ _AT_MOST = {"mamba": 3.0, "mamba2": 3.0, "deltanet": 3.0}
 _NOTE = (
     "Trainer.update, batch generation included, of a preset with one layer as the preset counts it (mamba_one_hybrid:"
     f" two), vocabulary 8,192, {_SHAPE}; the other side is the one-layer attention preset, in turns with each. The row"
-    " of attention itself says how far chance goes"
+    " of attention against itself shows how much is chance"
 )
 _MEMORY = (
-    f"## Memory of a step ({_SHAPE})\n\nPeak resident memory during one step beyond that between steps (weights and"
-    " optimizer state are there already), after three others, in a child process where every block of 64 kB or more is"
-    " mapped by itself, so that only what is alive counts; a run's own malloc settings keep more."
+    f"## Memory of a step ({_SHAPE})\n\nPeak resident memory that one step adds to the memory between steps (which"
+    " holds weights and optimizer state), measured after three other steps in a child process that maps every block of"
+    " 64 kB or more by itself, so that only memory in use counts. A run keeps more, by its own malloc settings."
 )
 
 

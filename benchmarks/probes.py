@@ -26,7 +26,7 @@ def measure(quick: bool) -> Section:
                 f"{first:.1f} s",
                 f"at most {_SECONDS:.0f} s",
                 first <= _SECONDS,
-                "imports included; two layers, two roles, control task and interval, 1,536 sequences a checkpoint",
+                "imports included; two layers, two roles, control task and interval, 1,536 sequences per checkpoint",
             ),
             limit(
                 "the same again",

@@ -35,7 +35,7 @@ def measure(quick: bool) -> Section:
 
 
 def _title(shape: Shape, steps: int) -> str:
-    return f"## Where our step goes ({shape})\n\nWall-clock time inside `Trainer.update` over {steps} steps."
+    return f"## Where the time of our step goes ({shape})\n\nWall time in `Trainer.update` over {steps} steps."
 
 
 def section_seconds(trainer: Trainer, steps: int) -> dict[str, list[float]]:
@@ -96,4 +96,4 @@ def _operators(trainer: Trainer, steps: int) -> str:
     total = sum(taken for _, taken, _ in events)
     largest = sorted(events, key=lambda e: -e[1])[:12]
     lines = [[f"`{name}`", f"{count / steps:.1f}", f"{taken / total:.1%}"] for name, taken, count in largest]
-    return markdown(["operator", "calls a step", "share of operator time"], lines)
+    return markdown(["operator", "calls per step", "share of operator time"], lines)

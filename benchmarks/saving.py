@@ -16,9 +16,9 @@ _NEVER = 10**7
 def measure(quick: bool) -> Section:
     steps, rounds = (12, 1) if quick else (300, 8)
     note = (
-        f"wall time around circuitscope.training.trainer.train, so the wait for the disk at the end counts; {steps}"
-        " steps of the default run, all in one process and on the project's disk. Without saving means the first and"
-        " last checkpoint and the last resume point only; with saving, resume points at their default frequency too"
+        f"wall time of circuitscope.training.trainer.train, including the wait for the disk at the end; {steps}"
+        " steps of the default run, all in one process and on the project's disk. A run without saving still writes the"
+        " first and last checkpoint and the last resume point; a run with saving writes resume points as by default"
     )
     with temporary_folder() as folder:
         sides = [

@@ -18,10 +18,10 @@ _SHAPES = ((64, 64, 128, 16), (16, 256, 256, 16), (8, 512, 512, 16))
 _QUICK = ((2, 16, 24, 4), (2, 33, 16, 4), (1, 64, 8, 4))
 _NAME = "selective scan forward + backward"
 _BOTH = (
-    "output and gradients of x, Δ, A, B, C, D, from (batch, length, channels, states); float32, in one process with a"
-    " run's malloc settings. Outputs and gradients were first checked to agree to 1e-4 of their largest entry"
+    "output and gradients of x, Δ, A, B, C, D; sizes are (batch, length, channels, states); float32, one process with"
+    " a run's malloc settings. First it was checked that outputs and gradients agree to 1e-4 of their largest entry"
 )
-_MAMBAPY = f"the other side is MambaBlock.selective_scan of mambapy, as it stands, on its pscan; {_BOTH}"
+_MAMBAPY = f"the other side is MambaBlock.selective_scan of mambapy, unchanged, with its pscan; {_BOTH}"
 _LOOP = f"the other side is mamba-ssm's selective_scan_ref with autograd; {_BOTH}"
 
 Scan = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

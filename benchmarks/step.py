@@ -18,8 +18,8 @@ _ROUNDS = (20, 15, 12)
 _NOTE = (
     "ours is Trainer.update with batch generation, clipping and checks for NaN. The other side is plain PyTorch:"
     " logits at every position, attention with its pattern in memory, F.cross_entropy(ignore_index=-100),"
-    " AdamW(fused=False), no clipping, ready-made batches. Both sides run in one process, so the other side profits"
-    " from our malloc settings too. Losses on equal weights were checked to agree to 1e-4 first."
+    " AdamW(fused=False), no clipping, ready-made batches. Both sides run in one process, so the other side also"
+    " benefits from our malloc settings. First it was checked that losses on equal weights agree to 1e-4."
 )
 
 

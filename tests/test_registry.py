@@ -120,7 +120,8 @@ def test_nor_may_two_packages_have_one_name_and_one_may_register_its_own_again(t
 def test_a_package_that_cannot_be_loaded_is_named(reachable, install):
     install("toy-broken", "circuitscope.toys", "import a_module_that_is_nowhere")
     with pytest.raises(
-        UserError, match=r"the installed package toy-broken brings the toy 'toy' and cannot be loaded: ModuleNotFound"
+        UserError,
+        match=r"the installed package toy-broken, which provides the toy 'toy', cannot be loaded: ModuleNotFound",
     ) as error:
         list(reachable)
     assert "\n" not in str(error.value)

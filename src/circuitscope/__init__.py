@@ -1,6 +1,6 @@
-"""circuitscope: how a sequence model learns to recall, and what its mixing matrix looks like meanwhile.
+"""circuitscope shows how a sequence model learns to recall, and what its mixing matrix looks like meanwhile.
 
-The public names below load on first use, so importing the package costs nothing.
+The public names below load on first use, so importing the package takes almost no time.
 """
 
 import importlib

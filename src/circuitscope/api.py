@@ -1,4 +1,4 @@
-"""The verbs of the package, as Python functions; the command line calls these."""
+"""Training and resuming as Python functions, which the command line calls too."""
 
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ def train(
     """Trains a new run and returns it.
 
     Args:
-        config: a RunConfig or a YAML file; without it, name the parts.
-        model: a mixer's name, a list such as "attention,attention", or a mapping of model fields.
+        config: a RunConfig or a YAML file; without it, give a model, a task and options.
+        model: the name of a preset or mixer, a list such as "attention,attention", or a mapping of model fields.
         task: a task's name, a mapping of its fields, or a Task.
-        name: the run's folder name (by default MIXER-TASK-NUMBER); an existing run is never overwritten.
-        root: where runs live; by default $CIRCUITSCOPE_RUNS, or ./runs.
-        progress: True prints a line at each evaluation; or a `circuitscope.progress.Progress` to be told.
+        name: the name of the run's folder (by default MIXER-TASK-NUMBER); an existing run is never overwritten.
+        root: the folder of all runs; by default $CIRCUITSCOPE_RUNS, or ./runs.
+        progress: True prints a line at each evaluation; a `circuitscope.progress.Progress` receives the reports.
         options: fields of train, task, model or mixer: `save_every=100, pairs=8, n_layers=1, n_heads=2`.
     """
     if config is not None:

@@ -1,6 +1,6 @@
-"""Errors a user can act on: one line that says what was wrong, what was expected, the nearest valid name.
+"""Errors that a user can act on: one line that says what was wrong, what was expected, and the nearest valid name.
 
-Not here: tracebacks. A bug raises an ordinary exception.
+A bug raises an ordinary exception instead, with its traceback.
 """
 
 import difflib
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Bad input. The command line prints the message as one line and exits with code 2."""
+    """The input was bad. The command line prints the message as one line and exits with code 2."""
 
 
 class RunFailed(Exception):
-    """A run that started and could not go on. The command line exits with code 1."""
+    """A run started and could not continue. The command line exits with code 1."""
 
 
 def unknown(kind: str, name: object, valid: Iterable[str]) -> UserError:

@@ -1,7 +1,7 @@
-"""Hook points: named places where an activation is read and edited, each with the names of its axes.
+"""Hook points: named places where an activation can be read and edited, each with the names of its axes.
 
-This module loads without TransformerLens, which comes in when the first point is made: a config can be checked
-without it. What needs TransformerLens itself is in `lens`.
+TransformerLens loads when the first point is made, and not with this module, so that a config can be checked without
+it. Code that needs TransformerLens itself is in `lens`.
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ def hook(axes: str, *, on_demand: bool = False) -> "HookPoint":
     """A hook point for activations with these axes, for example "batch pos head d_head".
 
     Args:
-        on_demand: the activation is large and is made only where it is asked for by name: a Φ per channel, a state.
+        on_demand: the activation is large (a Φ per channel, a state) and is made only if someone asks for it by name.
     """
     from circuitscope.lens import HookPoint
 

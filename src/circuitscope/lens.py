@@ -1,4 +1,4 @@
-"""The one module that imports transformer_lens: hook points, the hooked root, the activation cache, layers by name."""
+"""The only module that imports transformer_lens: hook points, the hooked root module, the activation cache, layers."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -28,18 +28,18 @@ NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
 
 
 def layer_of(name: str) -> int | None:
-    """The layer that a hook's name speaks of: 3 in blocks.3.mixer.hook_z."""
+    """The layer in a hook's name: 3 for blocks.3.mixer.hook_z."""
     found = re.match(r"blocks\.(\d+)\.", name)
     return int(found[1]) if found else None
 
 
 def layer_count(model: HookedRootModule) -> int:
-    """How many layers the hook names of a model speak of."""
+    """The number of layers in a model's hook names."""
     return 1 + max((layer for name in model.hook_dict if (layer := layer_of(name)) is not None), default=-1)
 
 
 def layer_index(model: HookedRootModule, layer: int) -> int:
-    """A layer counted from 0; −1 is the last."""
+    """The number of a layer, counted from 0; −1 is the last."""
     n = layer_count(model)
     if not n:
         raise UserError("the model has no hooks named blocks.0.…; expected a HookedLM or TransformerLens's hook names")
@@ -49,21 +49,21 @@ def layer_index(model: HookedRootModule, layer: int) -> int:
 
 
 class HookNames(dict[str, torch.nn.Module]):
-    """Modules by name; an unknown name is an error that gives the nearest hook."""
+    """Modules by name; an unknown name raises an error that gives the nearest hook."""
 
     def __missing__(self, name: str) -> torch.nn.Module:
         raise unknown("hook", name, (n for n, m in self.items() if isinstance(m, HookPoint)))
 
 
 class Cache(ActivationCache):
-    """TransformerLens's ActivationCache that also answers to the alias names of attention hooks."""
+    """TransformerLens's ActivationCache, which here also accepts the alias names of attention hooks."""
 
     def __init__(self, cache: dict[str, torch.Tensor], model: Any, aliases: dict[str, str], has_batch_dim: bool = True):
         super().__init__(cache, model, has_batch_dim=has_batch_dim)
         self.aliases = aliases
 
     def apply_slice_to_batch_dim(self, batch_slice: Any) -> "Cache":
-        """The same activations of some examples."""
+        """The same activations for some of the examples."""
         part = super().apply_slice_to_batch_dim(batch_slice)
         return Cache(part.cache_dict, self.model, self.aliases, has_batch_dim=part.has_batch_dim)
 
@@ -86,7 +86,7 @@ class Cache(ActivationCache):
 def resolve_filter(
     names_filter: NamesFilter, hooks: Iterable[str], aliases: dict[str, str], on_demand: frozenset[str]
 ) -> list[str]:
-    """Hook names a filter asks for. Without a filter: all but the large ones made on demand."""
+    """The hook names that a filter asks for; without a filter, all but the large ones that are made on demand."""
     hooks = list(hooks)
     if names_filter is None:
         return [h for h in hooks if h not in on_demand]

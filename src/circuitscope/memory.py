@@ -1,4 +1,4 @@
-"""Memory: whether something fits, and how blocks that were freed are kept for reuse."""
+"""Memory: a check that something fits, and a setting that keeps freed blocks for reuse."""
 
 import ctypes
 import sys
@@ -17,17 +17,17 @@ def check_fits(
     what: str,
     instead: str = 'use fewer sequences, circuitscope.phi(..., reduce="mean_abs"), or circuitscope.phi_chunks',
 ) -> None:
-    """Refuses to build more bytes than are free, and says what to call instead."""
+    """Refuses what needs more memory than is free, and says what to call instead."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     if size > 0.9 * free:
         raise UserError(f"{what} would take {size / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; {instead}")
 
 
 def keep_freed_memory() -> None:
-    """Lets glibc keep freed blocks of up to 32 MB for the next step instead of returning them.
+    """Lets glibc keep freed blocks of up to 32 MB for the next step instead of returning them to the system.
 
-    Otherwise every large temporary is mapped and page-faulted anew each step; at the default size
-    that is a third of the step. Elsewhere than on glibc nothing is done.
+    Otherwise the system maps every large temporary again in each step, with page faults; at the default size
+    that takes a third of the step. On systems without glibc this does nothing.
     """
     if sys.platform != "linux":
         return

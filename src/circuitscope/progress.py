@@ -1,7 +1,7 @@
-"""What a person sees while something takes its time: a live bar on a terminal, plain lines elsewhere.
+"""What a person sees while they wait for long work: a live bar on a terminal, plain lines elsewhere.
 
-Training, repeating, analyzing and reporting tell one kind of listener how far they are. Numbers that people keep
-(tables, summaries) do not go through here.
+Training, repeating, analyzing and reporting all report their progress to an object of the type `Progress`. Results
+(tables, summaries) do not go through this module.
 """
 
 import sys
@@ -10,33 +10,33 @@ from typing import Any, Protocol, Self, TextIO
 
 from circuitscope.errors import RunFailed
 
-_SECONDS = 10.0  # lines stay silent for no longer than this
+_SECONDS = 10.0  # `Lines` prints a line at least this often
 
 
 class Progress(Protocol):
-    """Told how far some work is. It is entered before the work starts and left after its end."""
+    """Receives reports of how far some work is. It is a context that surrounds the work from start to end."""
 
     def __enter__(self) -> "Progress": ...
     def __exit__(self, *error: object) -> None: ...
 
     def start(self, what: str, total: int, done: int | None = None) -> None:
-        """Work begins; `what` is a word for it, or none.
+        """Work begins; `what` is a word for it, or empty.
 
-        Training gives the steps that were `done` before; an analysis counts checkpoints and leaves it out.
+        Training passes the number of steps that were `done` before. An analysis counts checkpoints and passes none.
         """
 
     def advance(self, step: int, loss: float | None = None, saved: int | None = None) -> None:
-        """Training has made `step` updates, with this loss and so many checkpoints; or a checkpoint is analyzed."""
+        """Training has made `step` updates and saved this many checkpoints; or the checkpoint of `step` is analyzed."""
 
     def evaluated(self, step: int, loss: float, metric: str, saved: int) -> None:
-        """A model was evaluated on held-out examples; `metric` is said as its task says it."""
+        """A model was evaluated on held-out examples; `metric` is the text in which the task shows its metric."""
 
     def say(self, line: str) -> None:
         """A sentence for people."""
 
 
 class Silent:
-    """Says nothing."""
+    """Shows nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -58,7 +58,7 @@ class Silent:
 
 
 class _Counts(Silent):
-    """Keeps count: by steps where the work says how many were done before, else one more each time."""
+    """Keeps count: of steps if the work says how many were done before, otherwise of the calls of `advance`."""
 
     def __init__(self) -> None:
         self.what, self.total, self.first, self.done = "", 0, 0, 0
@@ -83,7 +83,7 @@ class _Counts(Silent):
 
 
 class Lines(_Counts):
-    """A line at each evaluation, and between them wherever nothing was said for a while."""
+    """Prints a line at each evaluation, and another one whenever nothing was printed for some seconds."""
 
     def __init__(self, stream: TextIO | None = None, seconds: float = _SECONDS):
         super().__init__()
@@ -116,7 +116,7 @@ class Lines(_Counts):
             print(line, file=self.stream or sys.stdout, flush=True)
         except BrokenPipeError:
             raise
-        except OSError as error:  # a full disk: the run itself may be on another
+        except OSError as error:  # the disk of the output is full; the run itself may be on another disk
             raise RunFailed(f"cannot write the output: {error.strerror}") from None
 
     def _speed(self) -> str:
@@ -124,10 +124,10 @@ class Lines(_Counts):
 
 
 class Bar(_Counts):
-    """A live bar: what is done of how much, the loss, the metric, the speed, the time left, checkpoints written.
+    """A live bar: the work done and its total, loss, metric, speed, time left, and the number of checkpoints.
 
     Args:
-        stays: leave the bar on the screen at the end.
+        stays: whether the bar stays on the screen at the end.
     """
 
     def __init__(self, stream: TextIO | None = None, stays: bool = True):
@@ -180,6 +180,6 @@ def _checkpoints(saved: int | None) -> str:
 
 
 def watching(stream: TextIO | None = None, stays: bool = False) -> Progress:
-    """A bar where the stream (stderr by default) is a terminal, lines where it is a file or a pipe."""
+    """A bar if the stream (by default stderr) is a terminal; lines if it is a file or a pipe."""
     stream = stream or sys.stderr
     return Bar(stream, stays) if stream.isatty() else Lines(stream)

@@ -1,7 +1,8 @@
-"""Things known by name: this package's own, and what others add by a decorator or by an entry point.
+"""Registries of things known by name: those of this package, and those that others add by decorator or entry point.
 
 An installed package adds to a registry through the entry-point group `circuitscope.<plural>`: the entry names a
-module (or an object in one) whose import registers what it holds. Entry points load when a name is first looked up.
+module (or an object in one), and importing that module registers what it contains. Entry points load when a name is
+first looked up.
 """
 
 import importlib
@@ -16,23 +17,23 @@ _OWN = "circuitscope."
 
 
 class Registry(Mapping[str, Thing], Generic[Thing]):
-    """A mapping from names to things; an unknown name is an error that gives the nearest valid one.
+    """A mapping from names to things; an unknown name raises an error that gives the nearest valid name.
 
     Args:
-        kind: what one of them is called, for messages: "mixer".
-        plural: of the entry-point group: "mixers" for `circuitscope.mixers`.
-        own: modules of this package whose import registers its own things; these are listed first, in this order.
-            They load when a name is first looked up or first added from outside.
+        kind: the word for one of the things in messages, for example "mixer".
+        plural: the last part of the entry-point group: "mixers" for `circuitscope.mixers`.
+        own: the modules of this package whose import registers its own things, which are listed first, in this
+            order. They load when a name is first looked up, or first added from outside.
     """
 
     def __init__(self, kind: str, plural: str, own: Sequence[str] = ()):
         self.kind, self.group, self._modules = kind, f"circuitscope.{plural}", tuple(own)
         self._things: dict[str, Thing] = {}
-        self._from: dict[str, str] = {}  # the module that registered each
+        self._from: dict[str, str] = {}  # the module that registered each name
         self._loaded_own = self._loaded = False
 
     def add(self, name: str, thing: Thing, module: str) -> None:
-        """Registers a thing; `module` says who brings it. A name of this package cannot be taken by another."""
+        """Registers a thing that `module` defines. Other packages cannot take a name of this package."""
         if not module.startswith(_OWN):
             self._load_own()
         before = self._from.get(name)
@@ -51,7 +52,7 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
         return remember
 
     def own(self) -> list[str]:
-        """Names that come with this package."""
+        """The names that come with this package."""
         self._load_own()
         return [name for name in self._things if self._from[name].startswith(_OWN)]
 
@@ -76,13 +77,13 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
     def _load(self) -> None:
         if self._loaded:
             return
-        self._loaded = True  # so that what loads may look up names
+        self._loaded = True  # set first, so that modules may look up names while they load
         try:
             self._load_own()
             for point in entry_points(group=self.group):
                 self._load_one(point)
         except BaseException:
-            self._loaded = False  # the next lookup says it again
+            self._loaded = False  # so that the next lookup raises the error again
             raise
 
     def _load_own(self) -> None:
@@ -102,6 +103,6 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
         except Exception as error:
             package = point.dist.name if point.dist is not None else point.value
             raise UserError(
-                f"the installed package {package} brings the {self.kind} '{point.name}' and cannot be loaded:"
+                f"the installed package {package}, which provides the {self.kind} '{point.name}', cannot be loaded:"
                 f" {type(error).__name__}: {error}; repair or uninstall it"
             ) from None

@@ -1,6 +1,6 @@
-"""What every part of a config is: frozen, no unknown keys, no booleans or infinities where numbers go.
+"""The base of every part of a config: frozen, without unknown keys, and without booleans or infinities for numbers.
 
-A part also says which of its fields do not matter for a run's weights, and which were added later than others.
+A part also says which of its fields have no effect on a run's weights, and which fields were added in later versions.
 """
 
 from typing import Any, NamedTuple
@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 
 class Added(NamedTuple):
-    """Marks a field that is younger than configs that people have: `name: Annotated[bool, Added(2, before=False)]`.
+    """Marks a field that older config files do not have: `name: Annotated[bool, Added(2, before=False)]`.
 
-    schema: first version of config.yaml that has the field; a file of an earlier version means `before`
-    before: the value at which a run is what it was before there was such a field; it leaves the run's digest alone
+    schema: the first version of config.yaml that has the field; a file of an earlier version means `before`
+    before: the value under which a run is the same as before the field existed; it does not change the run's digest
     """
 
     schema: int
@@ -20,7 +20,7 @@ class Added(NamedTuple):
 
 
 class Section(BaseModel):
-    """Base of the config's parts."""
+    """The base class of the config's parts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -33,10 +33,10 @@ class Section(BaseModel):
 
     @classmethod
     def added(cls) -> dict[str, Added]:
-        """The fields that were added later."""
+        """The fields that were added in later versions."""
         marks = ((name, mark) for name, field in cls.model_fields.items() for mark in field.metadata)
         return {name: mark for name, mark in marks if isinstance(mark, Added)}
 
     def without_effect(self) -> frozenset[str]:
-        """Names of the fields that, as this part is set, do not change the weights of a run."""
+        """The names of the fields that, with this part's values, do not change the weights of a run."""
         return frozenset()

@@ -1,4 +1,4 @@
-"""Dense checkpoints around the loss bump: find it, repeat that stretch of the run, save every few steps."""
+"""Dense checkpoints around the loss bump: find the bump, repeat that stretch of the run, and save every few steps."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +10,13 @@ from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
 from circuitscope.training.repeat import Repetition, repeat
 
-_CHECKPOINTS = 50  # about how many there are in the stretch by default
+_CHECKPOINTS = 50  # about how many checkpoints the stretch gets by default
 _ROUND = (1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000)
 
 
 @dataclass(frozen=True)
 class Zoom:
-    """The bump that was zoomed in on (None where the stretch was given), the stretch, and its repetition."""
+    """The bump (None if the caller gave the stretch), the stretch, and its repetition."""
 
     bump: Transition | None
     first: int
@@ -25,7 +25,7 @@ class Zoom:
     repetition: Repetition
 
     def sentences(self) -> list[str]:
-        """What was done, and whether the repetition is the run."""
+        """Sentences that say what was done, and whether the repetition equals the run."""
         done, out = self.repetition, []
         if self.bump is not None:
             b = self.bump
@@ -43,7 +43,7 @@ class Zoom:
             step, by = done.differs
             out.append(
                 f"warning: at step {step} the repeated weights differ from the saved ones by up to {by:.2g};"
-                " checkpoints from there on were not added (another machine, thread count or version than the run's?)"
+                " checkpoints from there on were not added (the machine, thread count or a version may differ)"
             )
         return out
 
@@ -59,8 +59,8 @@ def zoom_in(
     """Repeats the stretch of the largest drop in validation loss, with a quarter of its length added on both sides.
 
     Args:
-        first, last: the ends of the stretch, both or neither; by default the stretch of the bump.
-        every: steps between checkpoints; by default about 50 checkpoints in the stretch.
+        first, last: the ends of the stretch, both or neither; by default those of the bump.
+        every: steps between checkpoints; by default the stretch gets about 50 checkpoints.
     """
     run = Run.of(run)
     if not run.steps:

@@ -37,7 +37,7 @@ def test_the_installed_command_saves_says_how_to_go_on_and_goes_on_to_the_same_b
     assert (run / f"resume/step-{step:08d}.safetensors").exists()
     assert not checkpoint(run, 160).exists()
 
-    command = shlex.split(err.partition("go on with: ")[2])
+    command = shlex.split(err.partition("continue with: ")[2])
     assert command[0] == "circuitscope"
     again = start(*command[1:], logs=tmp_path / "logs")
     assert again.wait() == 0, again.err

@@ -57,7 +57,7 @@ def test_a_new_role_gets_the_next_number_and_is_found_like_the_others(forgotten)
 @pytest.mark.parametrize(
     ("name", "colour", "expected"),
     [
-        ("query", "#FF00FF", "the role 'query' is there already"),
+        ("query", "#FF00FF", "the role 'query' exists already"),
         ("noise", "magenta", "a colour such as #0072B2"),
         ("No Se", "#FF00FF", "a name in small letters"),
     ],

@@ -76,7 +76,7 @@ def test_the_message_of_a_stopped_run_holds_a_command_a_shell_understands(tmp_pa
     root = tmp_path / "with space"
     with pytest.raises(Interrupted) as stop:
         train(tiny(), root=root, name="broken", progress=SignalAt(2))
-    command = str(stop.value).partition("go on with: ")[2]
+    command = str(stop.value).partition("continue with: ")[2]
     assert shlex.split(command) == ["circuitscope", "train", "--resume", str(root / "broken")]
 
 
@@ -95,7 +95,7 @@ def test_a_finished_run_says_so_and_is_left_alone(unbroken):
     before = listing(unbroken.path)
     told = Listens()
     assert resume(unbroken, progress=told) is unbroken
-    assert told.lines == [f"{unbroken.path} is finished already, at step 12"]
+    assert told.lines == [f"{unbroken.path} is already finished, at step 12"]
     assert listing(unbroken.path) == before
 
 

@@ -1,4 +1,4 @@
-"""`circuitscope analyze`."""
+"""`circuitscope analyze`: computes the analyses of runs and prints what they say."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from circuitscope.viz.registry import Said
 
 _WHAT, _ON = "What to read", "On what"
-_WITH_SCORES = ("phases", "circuit")  # what --induction adds to the scores, where a run can have it
+_WITH_SCORES = ("phases", "circuit")  # what --induction adds to the scores, if a run can have it
 
 
 def analyze(
@@ -63,26 +63,26 @@ def analyze(
         typer.Option(
             "--analysis",
             metavar="NAME",
-            help="Any analysis by its name, also one of another package; can be repeated.",
+            help="Any analysis by its name, including those of other packages; can be repeated.",
             rich_help_panel=_WHAT,
             show_default=False,
         ),
     ] = None,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Every analysis that the runs can have.", rich_help_panel=_WHAT),
+        typer.Option("--all", help="Every analysis that is possible for the runs.", rich_help_panel=_WHAT),
     ] = False,
     steps: Annotated[
         str | None,
         typer.Option(help="Checkpoints: all, 0,400,800, or 0:2000:100.", rich_help_panel=_ON, show_default="all"),
     ] = None,
     sequences: Annotated[
-        int, typer.Option(help="Held-out sequences that a number is averaged over.", min=2, rich_help_panel=_ON)
+        int, typer.Option(help="Held-out sequences that each number is averaged over.", min=2, rich_help_panel=_ON)
     ] = 256,
 ) -> None:
     """Read circuits out of every checkpoint of a run.
 
-    Tables are written as parquet to RUN/analysis and used again as long as the
+    Tables are kept as parquet in RUN/analysis and used again as long as the
     checkpoints stay the same. Ctrl-C keeps what is done.
     """
     from circuitscope.cli.importing import no_garbage_collection
@@ -105,7 +105,7 @@ def analyze(
 def _analyze(
     runs: "Sequence[Run]", asked: set[str], induction: bool, everything: bool, steps: str | None, sequences: int
 ) -> None:
-    """Computes and tells, in the order of the registry; what is told side by side comes last."""
+    """Computes the analyses and prints them in the order of the registry; those shown side by side come last."""
     from circuitscope.analysis.checkpoints.runner import analysis_results, saved_steps
     from circuitscope.analysis.checkpoints.steps import choose_steps
     from circuitscope.analysis.registry import ANALYSES
@@ -143,7 +143,7 @@ def _analyze(
 
 
 def _print(said: "Said") -> None:
-    """A line, or a plain table."""
+    """Prints a line or a plain table."""
     from circuitscope.cli.table import print_table
 
     if isinstance(said, str):

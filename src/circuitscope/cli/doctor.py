@@ -1,8 +1,8 @@
-"""`circuitscope doctor`: what this machine computes with, and why."""
+"""`circuitscope doctor`: the device and the packages that compute on this machine, and why."""
 
 
 def doctor() -> None:
-    """Say what this machine computes with: device, threads, what serves each kernel and why the others do not."""
+    """Show what this machine computes with: device, threads, the package for each kernel, and why not another."""
     import platform
     from importlib import metadata
 
@@ -20,7 +20,7 @@ def doctor() -> None:
         f"python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} CPU threads"
     )
     console.print(f"device: {device.type}, where training computes in {str(dtype).removeprefix('torch.')} by default")
-    table = Table("kernel", "computed by", "why not by others", box=None, padding=(0, 2, 0, 0))
+    table = Table("kernel", "computed by", "why not by another", box=None, padding=(0, 2, 0, 0))
     for kernel in KERNELS:
         name, refusals = who_serves(kernel, device, dtype)
         table.add_row(kernel, name, "; ".join(refusals))

@@ -1,4 +1,4 @@
-"""`circuitscope models`: what there is to train, how large it is, and what its hooks are called."""
+"""`circuitscope models`: the models that can be trained, their sizes, and the names of their hooks."""
 
 from typing import Annotated, Any
 
@@ -12,11 +12,11 @@ _FROM_INPUT = ("batch", "pos", "dest", "src")  # axes whose size the input decid
 @app.callback(invoke_without_command=True)
 def list_models(
     context: typer.Context,
-    d_model: Annotated[int, typer.Option(help="Width to count at.")] = 64,
-    layers: Annotated[int | None, typer.Option(help="Layers to count at.", show_default="the model's own")] = None,
-    length: Annotated[int, typer.Option(help="Length for the FLOPs.")] = 64,
+    d_model: Annotated[int, typer.Option(help="Width at which to count.")] = 64,
+    layers: Annotated[int | None, typer.Option(help="Number of layers.", show_default="the model's own")] = None,
+    length: Annotated[int, typer.Option(help="Sequence length at which to count.")] = 64,
 ) -> None:
-    """List the models: parameters, recurrent state in floats, training FLOPs a token."""
+    """List the models: parameters, recurrent state in floats, training FLOPs per token."""
     if context.invoked_subcommand is not None:
         return
     from rich.console import Console
@@ -43,9 +43,9 @@ def list_models(
             preset.about,
         )
     Console().print(table)
-    print(f"counted at width {d_model}, length {length}, vocabulary 8,192; state: floats a sequence carries, or grows")
-    print("with its length; MFLOPs: millions of FLOPs to train on a token, forward and backward")
-    print("hooks of one: circuitscope models hooks NAME; train one: circuitscope train --model NAME")
+    print(f"counted at width {d_model}, length {length}, vocabulary 8,192; state: floats per sequence, or 'grows' if")
+    print("it grows with the length; MFLOPs: millions of FLOPs per token in training, forward and backward")
+    print("to see a model's hooks: circuitscope models hooks NAME; to train it: circuitscope train --model NAME")
 
 
 @app.command()
@@ -53,7 +53,7 @@ def hooks(
     name: Annotated[str, typer.Argument(help="Name of the model.")],
     d_model: Annotated[int, typer.Option(help="Width.")] = 64,
 ) -> None:
-    """Print the hook names of a model with the shapes they carry."""
+    """Print the hook names of a model and the shapes of their activations."""
     import torch
     from rich.console import Console
     from rich.table import Table
@@ -74,6 +74,6 @@ def hooks(
 
 
 def _shape(point: Any, sizes: tuple[int, ...]) -> str:
-    """The axes of a hook point by name, with the sizes that the model decides: [batch, pos, channel 64, state 16]."""
+    """The names of a hook point's axes, with the sizes that the model decides: [batch, pos, channel 64, state 16]."""
     named = [axis if axis in _FROM_INPUT else f"{axis} {size}" for axis, size in zip(point.axes, sizes, strict=True)]
     return f"[{', '.join(named)}]"

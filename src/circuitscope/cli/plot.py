@@ -16,16 +16,16 @@ app = typer.Typer(no_args_is_help=True, help="Draw figures of runs.")
 Runs = Annotated[list[Path] | None, typer.Argument(help="Runs to draw; by default the newest.", show_default=False)]
 Out = Annotated[
     Path | None,
-    typer.Option(help="File to write: .png, .svg or .pdf.", show_default="in figures of the first run"),
+    typer.Option(help="File to write: .png, .svg or .pdf.", show_default="in the folder figures of the first run"),
 ]
 Numbers = Annotated[bool, typer.Option("--data", help="Also write the numbers as a CSV file beside the figure.")]
 Chosen = Annotated[str | None, typer.Option(help="Checkpoints: all, 0,400,800, or 0:2000:100.", show_default="all")]
-Sequences = Annotated[int, typer.Option(help="Held-out sequences that a number is averaged over.", min=2)]
+Sequences = Annotated[int, typer.Option(help="Held-out sequences that each number is averaged over.", min=2)]
 
 
 @app.callback()
 def plot() -> None:
-    """Draw figures of runs. What they need is computed once and kept in RUN/analysis."""
+    """Draw figures of runs. The numbers are computed once and kept in RUN/analysis."""
 
 
 @app.command()
@@ -55,7 +55,7 @@ def scores(
     steps: Chosen = None,
     sequences: Sequences = 256,
     names: Annotated[
-        str | None, typer.Option("--scores", help="Which: binding,recall.", show_default="all there are")
+        str | None, typer.Option("--scores", help="Which scores, for example binding,recall.", show_default="all")
     ] = None,
 ) -> None:
     """Circuit scores over training steps: every place of one run, or the best place of several."""
@@ -70,8 +70,8 @@ def decay(
     data: Numbers = False,
     steps: Chosen = None,
     sequences: Sequences = 256,
-    factor: Annotated[str, typer.Option(help="phi, or phi_without_D where the mixer has that term.")] = "phi",
-    layers: Annotated[str | None, typer.Option(help="Layers: 0,2.", show_default="all")] = None,
+    factor: Annotated[str, typer.Option(help="phi, or phi_without_D if the mixer has a skip term D.")] = "phi",
+    layers: Annotated[str | None, typer.Option(help="Layers, for example 0,2.", show_default="all")] = None,
 ) -> None:
     """Decay of off-diagonal terms: the profile m(δ) of |Φ| over training on a log axis, and its fitted rate."""
     from circuitscope.errors import UserError
@@ -92,7 +92,7 @@ def analysis(
     steps: Chosen = None,
     sequences: Sequences = 256,
 ) -> None:
-    """The figure of any analysis that has one, also of another package."""
+    """The figure of any analysis that has one, including those of other packages."""
     _draw_analysis(name, runs, out, data, steps, sequences)
 
 
@@ -121,7 +121,7 @@ def probes(
 
 
 def _begin(runs: Sequence[Path] | None, out: Path | None) -> "list[Run]":
-    """The runs; a bad file ending is refused before any work is done."""
+    """The runs. A bad file ending is refused here, before any work is done."""
     from circuitscope.runs.run import Run, newest_run
     from circuitscope.viz.style import check_ending
 
@@ -145,7 +145,7 @@ def _draw_analysis(
     sequences: int,
     **options: Any,
 ) -> None:
-    """Computes an analysis of the runs where that was not done before, and draws its figure."""
+    """Computes an analysis of the runs, unless that was done before, and draws its figure."""
     from circuitscope.analysis.registry import ANALYSES
     from circuitscope.errors import unknown
     from circuitscope.viz.registry import FIGURES, by_label
@@ -158,7 +158,7 @@ def _draw_analysis(
 
 
 def _tables(runs: "Sequence[Run]", name: str, steps: str | None, sequences: int, needed: bool = True) -> list[Any]:
-    """The table of each run; None, with a word, for one that has no checkpoints where that is not needed."""
+    """The table of each run; None, with a message, for a run without checkpoints if its table is not `needed`."""
     from circuitscope.analysis.checkpoints.runner import analysis_table
     from circuitscope.progress import watching
 
@@ -174,7 +174,7 @@ def _tables(runs: "Sequence[Run]", name: str, steps: str | None, sequences: int,
 
 
 def _bump(run: "Run") -> "Bump | None":
-    """First and last step of the largest fall of the validation loss, where one stands out."""
+    """The first and last step of the largest fall of the validation loss, if one stands out."""
     from circuitscope.analysis.phases.detection import transitions
     from circuitscope.analysis.phases.timeline import curves_of
     from circuitscope.errors import UserError

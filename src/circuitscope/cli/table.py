@@ -1,12 +1,12 @@
-"""The one look of tables in the terminal."""
+"""The look that all tables have in the terminal."""
 
 from collections.abc import Iterable, Sequence
 
-_WIDTH = 160  # where no terminal says how wide it is
+_WIDTH = 160  # used where the output is not a terminal
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A plain table: a terminal wraps what is too wide for it, a file gets all of it.
+    """Prints a plain table, wrapped to the width of the terminal, or to 160 columns in a file or a pipe.
 
     A column that is blank in every row is left out.
     """

@@ -1,4 +1,4 @@
-"""`circuitscope tasks`: what there is to train on, and what it looks like."""
+"""`circuitscope tasks`: the tasks that a model can be trained on, and examples of them."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +33,7 @@ def list_tasks(context: typer.Context) -> None:
 @app.command()
 def show(
     name: Annotated[str, typer.Argument(help="Name of the task.")],
-    step: Annotated[int, typer.Option(help="Which batch.")] = 0,
+    step: Annotated[int, typer.Option(help="Number of the batch.")] = 0,
     count: Annotated[int, typer.Option("--examples", help="How many examples.", min=1)] = 2,
     length: Annotated[
         int | None, typer.Option(help="Sequence length.", show_default="short enough for a screen")
@@ -43,7 +43,7 @@ def show(
         list[str] | None, typer.Option("--set", help="Any option of the task: --set filler=zero.", show_default=False)
     ] = None,
 ) -> None:
-    """Print a small example of a task, its roles in colour and its labels below."""
+    """Print small examples of a task, with roles in colour and the labels below."""
     from rich.console import Console
 
     from circuitscope import tasks
@@ -64,7 +64,7 @@ def _about(cls: type) -> str:
 
 
 def _example(batch: "Batch", row: int) -> "Text":
-    """Tokens over labels; a dot where there is no label."""
+    """Tokens above their labels, with a dot where there is no label."""
     from rich.text import Text
 
     from circuitscope.tasks import NO_LABEL, Role

@@ -1,1 +1,1 @@
-"""Numeric primitives: tensors in, tensors out. No modules, no hooks, no parameters."""
+"""Numeric primitives: functions from tensors to tensors, without modules, hooks or parameters."""

@@ -1,4 +1,4 @@
-"""Causal softmax attention: the plain reference, and the fused call chosen by device and dtype."""
+"""Causal softmax attention: the plain scores, and the fused kernel, which is chosen by device and dtype."""
 
 import torch
 import torch.nn.functional as F
@@ -27,10 +27,10 @@ def fused_attention(
     v: Float[Tensor, "batch pos head d_head"],
     bias: Float[Tensor, "head dest src"] | None = None,
 ) -> Float[Tensor, "batch pos head d_head"]:
-    """softmax(causal(QKᵀ/√d + bias)) V without the pattern.
+    """softmax(causal(QKᵀ/√d + bias)) V, without building the pattern.
 
-    On a GPU in half precision and without a bias this is flash-attn, where it serves; otherwise torch's
-    scaled_dot_product_attention.
+    On a GPU, in half precision and without a bias, flash-attn computes it if it is available; otherwise torch's
+    scaled_dot_product_attention does.
     """
     if FLASH_ATTN.serves(q, d_head=q.shape[-1], bias=bias is not None):
         out: Tensor = FLASH_ATTN(q, k, v, causal=True)

@@ -1,8 +1,8 @@
-"""Who computes a kernel: packages with GPU kernels, Numba on a CPU, and torch wherever none of them serves.
+"""The backends that compute a kernel: packages with GPU kernels, Numba on a CPU, and otherwise torch.
 
-A backend says before the call whether it serves and, if not, why, in one sentence. What it raises after it has said
-yes is a bug, and nothing catches it. The reason is logged once; nothing is logged on a CPU, where nobody expects a GPU
-kernel.
+Before the call, a backend says whether it can serve it and, if not, why, in one sentence. An error that it raises after
+it has said yes is a bug, and nothing catches it. The reason is logged once; nothing is logged on a CPU, where nobody
+expects a GPU kernel.
 """
 
 import logging
@@ -27,9 +27,9 @@ def _no_limits(device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Backend:
-    """A kernel of another package: where to import it from, and the calls that it serves.
+    """A kernel of another package: where to import it from, and which calls it can serve.
 
-    `limits(device, **sizes)` says which limit of the kernel such a call would break; "" means none.
+    `limits(device, **sizes)` says which limit of the kernel a call with these sizes would break; "" means none.
     """
 
     package: str
@@ -39,7 +39,7 @@ class Backend:
     device: str = "cuda"
 
     def refuses(self, device: torch.device, dtype: torch.dtype, **sizes: Any) -> str:
-        """Why this backend does not serve such a call, in one sentence; "" where it serves."""
+        """Why this backend cannot serve such a call, in one sentence; "" if it can."""
         if device.type != self.device:
             return f"{self.package} needs a {self.device.upper()} device, not {device.type.upper()}"
         if dtype not in self.dtypes:
@@ -48,7 +48,7 @@ class Backend:
         return f"{self.package} {limit}" if limit else self._import()[1]
 
     def serves(self, tensor: Tensor, **sizes: Any) -> bool:
-        """Whether this backend serves a call with tensors like this one; the first refusal of a kind is logged."""
+        """Whether this backend can serve a call with tensors like this one. Each reason to refuse is logged once."""
         if self.device == "cuda" and not tensor.numel():
             return False  # a GPU kernel cannot launch zero threads; torch handles empty tensors
         reason = self.refuses(tensor.device, tensor.dtype, **sizes)
@@ -119,7 +119,7 @@ def _gated_delta_limits(device: torch.device, d_key: int = 1) -> str:
 
 
 def _gated_limits(device: torch.device) -> str:
-    """fla's gated backward pass (chunk_bwd_dqkwg) raises on Hopper under the Tritons that get it wrong."""
+    """fla's gated backward pass (chunk_bwd_dqkwg) raises on Hopper under the versions of Triton that get it wrong."""
     if torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] != 9:
         return ""
     try:
@@ -130,10 +130,10 @@ def _gated_limits(device: torch.device) -> str:
     return f"gives wrong gradients on Hopper GPUs under Triton 3.4.0 to 3.7.0, and this is {version}" if wrong else ""
 
 
-# -- who serves what ----------------------------------------------------------------------------------
+# -- which backend serves which kernel ----------------------------------------------------------------
 
-# fla refuses float32 or multiplies it in tf32, which breaks Φ·v = fused output to 1e-5. In half precision rounding is
-# what the caller asked for.
+# fla refuses float32 or multiplies it in tf32, so that Φ·v no longer equals the fused output to 1e-5. Who asks for half
+# precision accepts such rounding.
 FLASH_ATTN = Backend("flash-attn", "flash_attn.flash_attn_func", HALF, _flash_attn_limits)
 MAMBA_SSM = Backend(
     "mamba-ssm",

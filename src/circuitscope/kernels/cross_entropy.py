@@ -1,8 +1,8 @@
 """Cross-entropy of a linear read-out, with the softmax turned into its own gradient in place.
 
-Reference: F.cross_entropy(F.linear(x, weight), target). It makes five arrays of size
-[label, vocab]; the one here makes one, which on a CPU and a vocabulary of thousands is most of the
-cost of the loss.
+The reference is F.cross_entropy(F.linear(x, weight), target), which makes five arrays of size
+[label, vocab]. This version makes one. On a CPU, with a vocabulary of thousands of tokens, these arrays are
+most of the cost of the loss.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ def linear_cross_entropy(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Forward keeps p − onehot; backward is two matrix products. Differentiable once."""
+    """The forward pass keeps p − onehot; the backward pass is two matrix products. Differentiable once."""
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]

@@ -2,9 +2,9 @@
 
     weight_ij = φ(q_i)·φ(k_j) = 1 + s + s²/2,   s = q_i·k_j/√d,   j ≤ i,   divided by the row's sum.
 
-The weight is ((1 + s)² + 1)/2 ≥ ½, so a row's sum is never near 0. Reference: based_reference, φ and cumulative sums.
-The fast path is quadratic in blocks of queries: up to length 1,000 or so that costs less than the 1 + d + d²
-features, and in either direction it keeps one [block, pos] strip of weights instead of the whole matrix.
+The weight is ((1 + s)² + 1)/2 ≥ ½, so a row's sum is never near 0. The reference is based_reference, with φ and
+cumulative sums. The fast path is quadratic and works in blocks of queries. Up to a length of about 1,000 this costs
+less than the 1 + d + d² features, and both passes keep one [block, pos] strip of weights instead of the whole matrix.
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ def based_phi(
     eps: float = 1e-12,
     window: int | None = None,
 ) -> Float[Tensor, "batch head dest src"]:
-    """Φ_ij = (1 + s + s²/2)/(row sum + eps) for j ≤ i, and i − j < window where one is given."""
+    """Φ_ij = (1 + s + s²/2)/(row sum + eps) for j ≤ i and, if a window is given, i − j < window."""
     _check_window(window)
     s = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
     weight = _mask(1 + s * (1 + s / 2), 0, 0, window)
@@ -56,7 +56,7 @@ def based_attention(
     eps: float = 1e-12,
     window: int | None = None,
 ) -> Float[Tensor, "batch pos head d_v"]:
-    """based_phi(q, k)·v without Φ: O(pos · BLOCK) memory forward and backward. Differentiable once."""
+    """based_phi(q, k)·v without building Φ: O(pos · BLOCK) memory forward and backward. Differentiable once."""
     _check_window(window)
     z: Tensor = _Based.apply(  # type: ignore[no-untyped-call]
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), eps, window
@@ -70,7 +70,7 @@ def _check_window(window: int | None) -> None:
 
 
 def _mask(weight: Float[Tensor, "*batch dest src"], dest: int, src: int, window: int | None) -> Tensor:
-    """Zero what lies in the future or outside the window.
+    """Sets to zero what lies in the future or outside the window.
 
     `dest` and `src` are the positions of the strip's first row and column.
     """
@@ -79,7 +79,7 @@ def _mask(weight: Float[Tensor, "*batch dest src"], dest: int, src: int, window:
 
 
 class _Based(torch.autograd.Function):
-    """Strips of BLOCK query rows against all the keys they see; backward recomputes each strip."""
+    """Works on strips of BLOCK query rows and all the keys that they see; backward recomputes each strip."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, eps: float, window: int | None) -> Tensor:
@@ -116,7 +116,7 @@ class _Based(torch.autograd.Function):
 
 
 def _strips(length: int, window: int | None) -> list[tuple[slice, slice]]:
-    """(query rows, key columns they may see), block by block."""
+    """Pairs of query rows and the key columns that they may see, block by block."""
     strips = []
     for start in range(0, length, BLOCK):
         stop = min(start + BLOCK, length)

@@ -1,7 +1,7 @@
 """Causal depthwise convolution over a few positions, the token shift, and their matrices.
 
-Reference: short_conv_reference, torch's own grouped conv1d, which also serves a GPU and float64. The fast path is
-long_conv's loop over taps, which stays channels-last, so nothing is transposed.
+The reference is short_conv_reference, torch's own grouped conv1d, which also computes on a GPU and in float64. The fast
+path is long_conv's loop over taps, which keeps channels last, so that nothing is transposed.
 """
 
 import torch
@@ -29,8 +29,8 @@ def short_conv(
 ) -> Float[Tensor, "batch pos channel"]:
     """y_i = Σ_{t<w} weight[:, w−1−t] x_{i−t} + bias, with x zero before the first position.
 
-    The last tap of `weight` is the current position, as in torch's conv1d, so published weights load unchanged
-    after dropping their middle axis of size 1. The fast path is differentiable once.
+    The last tap of `weight` is for the current position, as in torch's conv1d, so published weights load unchanged
+    once their middle axis of size 1 is dropped. The fast path is differentiable once.
     """
     if takes_direct_path(x, weight.shape[1]):
         return direct_conv(x, weight.flip(1), bias)

@@ -42,7 +42,7 @@ __all__ = [
 
 
 def names() -> list[str]:
-    """Names a mixer list takes."""
+    """The names that a list of mixers can hold."""
     return sorted(MIXERS)
 
 
@@ -52,7 +52,7 @@ def config_class(name: object) -> type[MixerConfig]:
 
 
 def mixer_config(spec: Any) -> MixerConfig:
-    """A mixer from its name, a mapping with `name` and options, or a config."""
+    """The config of a mixer that is given by its name, by a mapping with `name` and options, or by a config."""
     if isinstance(spec, MixerConfig):
         return spec
     if isinstance(spec, str):

@@ -1,4 +1,4 @@
-"""Causal softmax attention: Φ is the pattern itself; short convs before the projections where asked."""
+"""Causal softmax attention: Φ is the attention pattern itself. A config can add short convs before the projections."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -53,13 +53,13 @@ class AttentionConfig(MixerConfig):
 class Attention(nn.Module):
     """z = softmax(causal(QKᵀ/√d)) V, y = W_O z.
 
-    `hook_attn_scores`, `hook_pattern` and `hook_phi` fire only when listened to; then the pattern is
-    built, goes through both hooks in this order, and z is computed from what comes back.
+    `hook_attn_scores`, `hook_pattern` and `hook_phi` fire only when something listens to one of them. Then
+    the mixer builds the pattern, passes it through the hooks in this order, and computes z from what comes back.
 
-    A conv is causal, depthwise, with a bias, and acts on x before the projection; each of Q, K, V has its
-    own. What comes out of it, before SiLU, is at `hook_conv_q`, `hook_conv_k` and, for the values,
-    `hook_conv`; the values' conv has its matrix at `hook_phi_conv`. The convs of Q and K are part of the
-    pattern, the one of V is a factor of its own.
+    Each conv is causal and depthwise, has a bias, and acts on x before the projection; Q, K and V have
+    separate convs. Their outputs before SiLU are at `hook_conv_q`, `hook_conv_k` and, for the values,
+    `hook_conv`. The matrix of the values' conv is at `hook_phi_conv`. The convs of Q and K are part of the
+    pattern; the conv of V is a factor of its own.
     """
 
     state_size = None
@@ -110,9 +110,9 @@ class Attention(nn.Module):
     def reading(self, x: Stream) -> Reading:
         """The pattern and, on the channels of x, the matrix of the values' conv."""
         q, k, _, conv = self._into(x)
-        if wanted(self.hook_attn_scores, self.hook_pattern):  # they see all heads at once
+        if wanted(self.hook_attn_scores, self.hook_pattern):  # these hooks see all heads at once
             size = x.shape[0] * self.n_heads * x.shape[1] ** 2 * x.element_size()
-            check_fits(size, x.device, "the pattern, hooked", "use fewer sequences")
+            check_fits(size, x.device, "the hooked pattern", "use fewer sequences")
             whole = self._pattern(q, k, x)
 
             def pattern(heads: slice) -> Float[Tensor, "batch head dest src"]:
@@ -129,20 +129,20 @@ class Attention(nn.Module):
         return Reading(x.shape, factors=tuple(factors), transition=self.no_transition, no_composed=self.no_composed)
 
     def reading_from(self, phi: Float[Tensor, "batch head dest src"]) -> Reading:
-        """The reading where there is no conv on V, from the Φ that entered `hook_phi`."""
+        """The reading of a layer without a conv on V, from the Φ that entered `hook_phi`."""
         pattern = Factor("pattern", "head", self.n_heads, lambda heads: phi[:, heads], shares=True, core=True)
         return Reading((len(phi), phi.shape[2]), factors=(pattern,), transition=self.no_transition)
 
     def _pattern(self, q: Heads, k: Heads, x: Stream) -> Float[Tensor, "batch head dest src"]:
         scores = self.hook_attn_scores(causal_scores(q, k, self._bias(x)))
         pattern = scores.softmax(dim=-1)
-        if pattern.requires_grad:  # a copy, so that hooks may write into it: softmax's gradient needs its own result
+        if pattern.requires_grad:  # hooks may write into the copy: softmax's gradient needs its own result unchanged
             pattern = pattern.clone()
         hooked: Tensor = self.hook_pattern(pattern)
         return hooked
 
     def _into(self, x: Stream) -> tuple[Heads, Heads, Heads, Build | None]:
-        """Queries and keys with their positions, values, and the matrix of the values' conv where there is one."""
+        """Queries and keys (rotated under rope), values, and the matrix of the values' conv if there is one."""
         conv = None
         if self.config.conv_on:
             read_q, read_k = self._read(x, "q"), self._read(x, "k")
@@ -185,7 +185,7 @@ class Attention(nn.Module):
         return alibi(self.n_heads, x.shape[1], x.device).to(x.dtype)
 
     def mixing_flops(self, length: int) -> int:
-        """Of QKᵀ and of the pattern times V, averaged over causal rows, and 2 per tap; forward, per token."""
+        """FLOPs of QKᵀ and of the pattern times V, averaged over causal rows, plus 2 per tap; forward, per token."""
         d_model = self.n_heads * self.d_head
         return d_model * (2 * (length + 1) + 2 * len(self.config.conv_on) * self.config.conv_width)
 

@@ -27,10 +27,10 @@ class BasedConfig(MixerConfig):
     name: Literal["based"] = "based"
     n_heads: int = Field(default=1, ge=1, description="heads")
     feature_dim: int = Field(
-        default=16, ge=1, description="size d of a query and a key; the features are 1 + d + d²; 8 in the MQAR studies"
+        default=16, ge=1, description="size d of queries and keys, for 1 + d + d² features; 8 in the MQAR studies"
     )
-    head_dim: int | None = Field(default=None, ge=1, description="size of a head's values; none: d_model / n_heads")
-    window: int | None = Field(default=None, ge=1, description="positions a query sees, its own included; none: all")
+    head_dim: int | None = Field(default=None, ge=1, description="size of values; none means d_model / n_heads")
+    window: int | None = Field(default=None, ge=1, description="positions a query sees, with its own; none means all")
     eps: float = Field(default=1e-12, ge=0, description="added to the sum of a row before dividing by it")
 
 
@@ -38,11 +38,11 @@ class BasedConfig(MixerConfig):
 class Based(nn.Module):
     """Φ_ij = (1 + s + s²/2) / (row sum + eps), per head; y = W_O z.
 
-    The linear attention alone: the published stack alternates it by layer with a gated short conv, here
-    the mixer `gated_conv`. A `window` cuts the same weights off, where the published models put softmax
-    attention over a window into layers of their own.
+    This mixer is the linear attention alone. The published stack alternates it, layer by layer, with a gated
+    short conv, which is the mixer `gated_conv` here. A `window` cuts off these same weights, whereas the
+    published models have separate layers of softmax attention over a window.
 
-    `state_size` is Σ φ(k) vᵀ and Σ φ(k). Sums cannot forget, so under a window nothing is recurrent: the
+    `state_size` counts Σ φ(k) vᵀ and Σ φ(k). Sums cannot forget, so with a window there is no recurrence: the
     state is then the cache of the keys and values of the window − 1 positions before.
     """
 
@@ -79,7 +79,7 @@ class Based(nn.Module):
         return out
 
     def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
-        """The normalized weights: 1 + s + s²/2 is positive, so they are shares up to eps."""
+        """The normalized weights. 1 + s + s²/2 is positive, so each row consists of shares of 1, up to eps."""
         q, k, _ = self._into(x)
         eps, window = self.config.eps, self.config.window
 
@@ -93,9 +93,9 @@ class Based(nn.Module):
         )
 
     def mixing_flops(self, length: int) -> int:
-        """Of QKᵀ and of the weights times V, forward, per token, averaged over the keys that rows see.
+        """FLOPs of QKᵀ and of the weights times V, forward, per token, averaged over the keys that rows see.
 
-        That is what the kernel computes, and less than the recurrent form up to length 1,000 or so.
+        This is what the kernel computes. Up to a length of about 1,000 it is less than the recurrent form needs.
         """
         window = min(self.config.window or length, length)
         seen = window * (window + 1) // 2 + (length - window) * window

@@ -1,4 +1,4 @@
-"""DeltaNet and Gated DeltaNet: a linear map from keys to values, corrected at every write."""
+"""DeltaNet and Gated DeltaNet: the state is a linear map from keys to values, which every write corrects."""
 
 from typing import ClassVar, Literal
 
@@ -26,10 +26,10 @@ class DeltaConfig(MixerConfig):
 
     gated: ClassVar[bool]
     n_heads: int = Field(default=1, ge=1, description="heads; must divide d_model unless d_key and d_value are given")
-    d_key: int | None = Field(default=None, ge=1, description="size of queries and keys; none: d_model / n_heads")
-    d_value: int | None = Field(default=None, ge=1, description="size of values; none: d_model / n_heads")
+    d_key: int | None = Field(default=None, ge=1, description="size of queries and keys; none means d_model / n_heads")
+    d_value: int | None = Field(default=None, ge=1, description="size of values; none means d_model / n_heads")
     conv_width: int = Field(default=4, ge=1, description="taps of the short convs on queries, keys and values")
-    allow_neg_eigval: bool = Field(default=False, description="β up to 2, so that a write can flip what a key held")
+    allow_neg_eigval: bool = Field(default=False, description="β goes up to 2, so a write can flip what a key held")
     norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the norm on each head's output")
 
 
@@ -41,7 +41,7 @@ class DeltaNetConfig(DeltaConfig):
 
 
 class GatedDeltaNetConfig(DeltaConfig):
-    """W_o (RMSNorm(o) ⊙ SiLU(gate)); as DeltaNet, but the state first decays by e^{g_t}."""
+    """W_o (RMSNorm(o) ⊙ SiLU(gate)); like DeltaNet, but the state first decays by e^{g_t}."""
 
     gated: ClassVar[bool] = True
     name: Literal["gated_deltanet"] = "gated_deltanet"
@@ -54,11 +54,11 @@ class DeltaNet(nn.Module):
     Φ = d_key^−½ (Γ ⊙ tril(QKᵀ)) · (I + diag β (Γ ⊙ tril(KKᵀ, −1)))⁻¹ · diag β.
 
     q, k = l2norm(SiLU(conv(W x))), v = SiLU(conv(W x)), β = σ(W x), doubled with `allow_neg_eigval`. The norm and
-    the output gate follow z, one position at a time; the norm is not linear in z, so neither is a factor.
+    the output gate act on z at each position alone. The norm is not linear in z, so neither of them is a factor.
 
-    `hook_q`, `hook_k` are what the rule reads, after conv, SiLU and norm; `hook_decay` holds g = −exp(A_log) ·
-    softplus(W x + dt_bias), the logarithm of the decay; `hook_gate` the gate before SiLU; `hook_state`
-    [batch, pos, head, d_key, d_head]. `hook_phi_conv` is the conv on the values; those on q and k stay fused.
+    `hook_q` and `hook_k` hold what the rule reads, after conv, SiLU and norm; `hook_decay` holds g = −exp(A_log) ·
+    softplus(W x + dt_bias), the logarithm of the decay; `hook_gate` holds the gate before SiLU; `hook_state` is
+    [batch, pos, head, d_key, d_head]. `hook_phi_conv` is the conv on the values; the convs on q and k stay fused.
     """
 
     def __init__(self, config: DeltaConfig, d_model: int, positions: str):
@@ -68,7 +68,7 @@ class DeltaNet(nn.Module):
         self.d_key = config.d_key or _share(d_model, config.n_heads)
         self.d_head = config.d_value or _share(d_model, config.n_heads)
         keys, values = self.n_heads * self.d_key, self.n_heads * self.d_head
-        # queries and keys, values, β; and, gated, the step and the output gate
+        # queries and keys, values, β; with a gate also the step and the output gate
         self.sizes = [2 * keys, values, self.n_heads, *([self.n_heads, values] if config.gated else [])]
         self.in_proj = nn.Linear(d_model, sum(self.sizes), bias=False)
         self.conv = nn.Conv1d(
@@ -125,9 +125,9 @@ class DeltaNet(nn.Module):
         )
 
     def mixing_flops(self, length: int) -> int:
-        """Of the convs and the recurrence, forward, per token: 2 per tap; 6 per entry of the state, 7 where it decays.
+        """FLOPs of convs and recurrence, forward, per token: 2 per tap; 6 per entry of the state, 7 with decay.
 
-        An entry is read by k, written and read by q. The chunked kernel trades these for matrix products.
+        k reads each entry, a write changes it, q reads it. The chunked kernel computes matrix products instead.
         """
         channels = self.sizes[0] + self.sizes[1]
         entry = 7 if self.config.gated else 6
@@ -136,7 +136,7 @@ class DeltaNet(nn.Module):
     def _into(
         self, x: Float[Tensor, "batch pos d_model"]
     ) -> tuple[Heads, Heads, Channels, PerHead, PerHead | None, Heads | None, Build]:
-        """q, k, what enters the values' SiLU, β, the log decay, the output gate; and the matrix of the values' conv."""
+        """q, k, the input of the values' SiLU, β, log decay, output gate, and the matrix of the values' conv."""
         qk, u, beta, *rest = self.in_proj(x).split(self.sizes, dim=-1)
         of_qk, of_v = self.conv.weight[:, 0].split(self.sizes[:2])
         q, k = F.silu(short_conv(qk, of_qk)).chunk(2, dim=-1)
@@ -160,5 +160,5 @@ def _share(d_model: int, n_heads: int) -> int:
 
 
 def _l2norm(x: Heads) -> Heads:
-    """x / √(Σ x² + 1e-6), as fla and Qwen3-Next have it."""
+    """x / √(Σ x² + 1e-6), as in fla and Qwen3-Next."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

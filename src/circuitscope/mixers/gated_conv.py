@@ -1,4 +1,4 @@
-"""Gated short conv: the layer that the MQAR Based stack alternates with linear attention."""
+"""Gated short conv: the layer that alternates with linear attention in the Based stack for MQAR."""
 
 from typing import Literal
 
@@ -23,12 +23,12 @@ class GatedConvConfig(MixerConfig):
 
 @register(GatedConvConfig)
 class GatedConv(nn.Module):
-    """Φ is the conv's banded matrix, per channel, the same for every input; the gate follows in Out.
+    """Φ is the conv's banded matrix, one per channel, the same for every input. The gate is part of Out.
 
-    Published: Zoology's BaseConv for MQAR is (W x + b) ⊙ conv3(x), without projections of v and of the
-    output and with a skip of its own; Based's language models use W_o(gate ⊙ SiLU(conv3(v))) on 2 d_model
-    channels. Here: kernel 3, both projections (with biases) and d_model channels as the second has, no
-    SiLU as the first has. The conv has no bias, so that z = Φ v holds to the letter.
+    Two forms are published. Zoology's BaseConv for MQAR is (W x + b) ⊙ conv3(x), with a skip of its own, but
+    without projections of v and of the output. Based's language models use W_o(gate ⊙ SiLU(conv3(v))) on
+    2 d_model channels. This mixer has kernel 3, d_model channels and both projections (with biases), but no
+    SiLU, as in the first form. Its conv has no bias, so that z = Φ v is exact.
     """
 
     d_head = 1
@@ -71,7 +71,7 @@ class GatedConv(nn.Module):
         )
 
     def mixing_flops(self, length: int) -> int:
-        """Of the conv and the gate, forward, per token: 2 per tap and 1 per channel."""
+        """FLOPs of the conv and the gate, forward, per token: for each channel 2 per tap, and 1."""
         return self.n_heads * (2 * self.config.conv_width + 1)
 
     def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels]:

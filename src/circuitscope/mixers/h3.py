@@ -23,7 +23,7 @@ class H3Config(MixerConfig):
     """W_o(q ⊙ (K * (k̃ ⊙ v) + D k̃ ⊙ v)), k̃ = shift-SSM(k) + D_k k."""
 
     name: Literal["h3"] = "h3"
-    d_state: int = Field(default=64, ge=2, multiple_of=2, description="states N per channel, taps of the shift-SSM too")
+    d_state: int = Field(default=64, ge=2, multiple_of=2, description="states N per channel and taps of the shift-SSM")
     head_dim: int = Field(default=1, ge=1, description="channels per head; must divide d_model")
     dt_min: float = Field(default=1e-3, gt=0, description="smallest initial step size")
     dt_max: float = Field(default=1e-1, gt=0, description="largest initial step size")
@@ -31,12 +31,13 @@ class H3Config(MixerConfig):
 
 @register(H3Config)
 class H3(nn.Module):
-    """Φ_ij = (q_i · k̃_j)(K_{i−j} + D δ_ij), per head; heads of one channel by default.
+    """Φ_ij = (q_i · k̃_j)(K_{i−j} + D δ_ij), per head; by default every head has one channel.
 
-    K is the kernel of S4D-Lin, bilinear discretization, real arithmetic on N/2 conjugate pairs. `hook_k` holds k̃,
-    after the shift-SSM. `hook_state` holds the S4D states, complex [batch, pos, channel, N/2]; with head_dim a > 1
-    the channels are the products k̃_a v_b of each head, head · a². The shift-SSM's state, the last inputs of k, has
-    no hook. `state_size` counts both, the shift as a conv of N taps: N − 1 inputs; a complex number as 2.
+    K is the kernel of S4D-Lin with bilinear discretization, in real arithmetic on N/2 conjugate pairs. `hook_k` holds
+    k̃, after the shift-SSM. `hook_state` holds the S4D states, complex [batch, pos, channel, N/2]. With head_dim a > 1
+    its channels are the products k̃_a v_b of each head, head · a² in all. The state of the shift-SSM, the last inputs
+    of k, has no hook. `state_size` counts both states: N − 1 inputs for the shift, as for a conv of N taps, and 2 for
+    each complex number.
     """
 
     log_A_real: nn.Parameter
@@ -85,7 +86,7 @@ class H3(nn.Module):
         return out
 
     def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
-        """diag(q) · Toeplitz(K + Dδ) · diag(k̃), per channel; one matrix where a head has several channels."""
+        """diag(q) · Toeplitz(K + Dδ) · diag(k̃), per channel; a single factor where a head has several channels."""
         q, k, _ = self._into(x)
         n, length = self.n_heads, x.shape[1]
         params = self._ssm()[0]
@@ -115,9 +116,10 @@ class H3(nn.Module):
         return Reading(x.shape, factors=found, transition=transition, state=State())
 
     def mixing_flops(self, length: int) -> int:
-        """Of both convolutions and the products, forward, per token: 2 per tap, the long one averaged over causal rows.
+        """FLOPs of both convolutions and the products, forward, per token: 2 per tap.
 
-        Counted as sums over taps; the FFT that serves long inputs needs fewer.
+        The long convolution is averaged over causal rows and counted as a sum over taps; the FFT, which is used for
+        long inputs, needs fewer.
         """
         products = self.n_heads * self.d_head**2
         taps = min(self.config.d_state, length)
@@ -132,7 +134,7 @@ class H3(nn.Module):
         return self.hook_q(q), self.hook_k(k), v
 
     def _ssm(self, copies: int = 1) -> tuple[S4DParams, Float[Tensor, " channel"]]:
-        """The SSM's parameters and D, each head's repeated for `copies` channels."""
+        """The SSM's parameters and D, with those of each head repeated for `copies` channels."""
         log_A_real, A_imag, C, log_dt, D = (
             p.repeat_interleave(copies, 0) if copies > 1 else p
             for p in (self.log_A_real, self.A_imag, self.C, self.log_dt, self.D)

@@ -23,11 +23,11 @@ class HyenaConfig(MixerConfig):
 
     name: Literal["hyena"] = "hyena"
     l_max: int | None = Field(
-        default=None, ge=1, description="lags over which the filter's time runs from 0 to 1; none: the model's length"
+        default=None, ge=1, description="lags in which the filter's time goes from 0 to 1; none: the model's length"
     )
     conv_width: int = Field(default=3, ge=1, description="taps of the short conv")
     filter_bands: int = Field(
-        default=1, ge=1, description="pairs of cosine and sine that the filter reads, beside time"
+        default=1, ge=1, description="pairs of cosine and sine that the filter reads, besides time"
     )
     filter_width: int = Field(default=64, ge=1, description="width of the filter's MLP")
     filter_layers: int = Field(default=2, ge=0, description="inner layers of the filter's MLP")
@@ -38,11 +38,11 @@ class ImplicitFilter(nn.Module):
     """h_l = MLP(features of l) ⊙ exp(−t |δ|), t = l/(l_max − 1); |δ| from 3.07 to 15.35 across channels.
 
     The features are t, cos(f w), −sin(f w) with w = 2π l/l_max and f from 1e-4 to bands − 1. With one band, as
-    published, f = 1e-4 and the pair is all but constant. A filter depends on l_max, not on the length of the input:
-    past l_max its time runs on beyond 1.
+    published, f = 1e-4 and the pair is almost constant. A filter depends on l_max, not on the length of the input:
+    for lags beyond l_max its time exceeds 1.
     """
 
-    once_a_batch = True  # not once a token: accounting leaves it out
+    once_a_batch = True  # it does not run for each token, so accounting leaves it out
     deltas: Tensor
 
     def __init__(self, config: HyenaConfig, channels: int):
@@ -77,11 +77,11 @@ class ImplicitFilter(nn.Module):
 class Hyena(nn.Module):
     """Φ = diag(x2) · Toeplitz(h + bδ) · diag(x1), per channel.
 
-    `hook_q` holds x2, `hook_k` x1, both after the short conv. `hook_phi_conv` is the short conv on the values, with
-    its bias outside of the matrix; those on x1 and x2 stay fused. There is no finite recurrent state: an implicit
+    `hook_q` holds x2 and `hook_k` holds x1, both after the short conv. `hook_phi_conv` is the short conv on the
+    values, without its bias; the convs on x1 and x2 stay fused. There is no finite recurrent state: an implicit
     filter has no recurrence, so the next output needs every earlier x1 ⊙ v.
 
-    The filter's time needs a scale: `l_max` of the config or, where that is none, 64 until `set_length` says more.
+    The filter's time needs a scale: the config's `l_max` or, if that is none, 64 until `set_length` is called.
     """
 
     d_head = 1
@@ -101,7 +101,7 @@ class Hyena(nn.Module):
         self.hook_conv = hook("batch pos channel")
 
     def set_length(self, max_length: int) -> None:
-        """Takes the model's length for `l_max` where the config leaves it open."""
+        """Sets `l_max` to the model's length if the config leaves it open."""
         self.filter.l_max = self.config.l_max or max_length
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
@@ -142,10 +142,10 @@ class Hyena(nn.Module):
         )
 
     def mixing_flops(self, length: int) -> int:
-        """Of both convolutions and the products, forward, per token: 2 per tap, the long one averaged over causal rows.
+        """FLOPs of both convolutions and the products, forward, per token: 2 per tap.
 
-        Counted as sums over taps (the FFT that serves long inputs needs fewer) and without the filter's MLP, which
-        runs once for a whole batch.
+        The long convolution is averaged over causal rows and counted as a sum over taps; the FFT, which is used for
+        long inputs, needs fewer. The filter's MLP is left out, because it runs once per batch.
         """
         return self.n_heads * (3 * 2 * self.config.conv_width + length + 1 + 4)
 

@@ -1,4 +1,4 @@
-"""LSTM: torch's own, as a plain baseline without Φ."""
+"""LSTM: torch's own implementation, as a plain baseline without Φ."""
 
 from typing import Literal
 
@@ -16,7 +16,7 @@ class LSTMConfig(MixerConfig):
     """c ← f ⊙ c + i ⊙ g, h ← o ⊙ tanh(c); the gates i, f, o and g read x and h."""
 
     name: Literal["lstm"] = "lstm"
-    d_hidden: int | None = Field(default=None, ge=1, description="hidden size; none: d_model")
+    d_hidden: int | None = Field(default=None, ge=1, description="hidden size; none means d_model")
 
 
 @register(LSTMConfig)
@@ -40,7 +40,7 @@ class LSTM(nn.Module):
         return out
 
     def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
-        """No factors, and why."""
+        """A reading without factors, which says why there are none."""
         return Reading(
             x.shape,
             transition="an LSTM is nonlinear in its state, so its transition is not a matrix",
@@ -48,5 +48,5 @@ class LSTM(nn.Module):
         )
 
     def mixing_flops(self, length: int) -> int:
-        """Of the matrices that make the gates from x and h, which cannot be told apart: 2 per weight, per token."""
+        """FLOPs of the matrices that make the gates, forward, per token: 2 per weight. They mix and project at once."""
         return 2 * sum(p.numel() for p in self.lstm.parameters() if p.ndim == 2)

@@ -1,4 +1,4 @@
-"""Mamba: a gated block around the selective scan S6; without its conv or its gate where asked."""
+"""Mamba: a gated block around the selective scan S6. A config can leave out its conv, its SiLU or its gate."""
 
 import math
 from collections.abc import Callable
@@ -27,12 +27,12 @@ Shared = Float[Tensor, "batch pos state"]
 
 
 class GatedBlockConfig(MixerConfig):
-    """What surrounds the state-space model in Mamba's block."""
+    """The options of what surrounds the state-space model in Mamba's block."""
 
-    expand: int = Field(default=2, ge=1, description="channels over d_model")
+    expand: int = Field(default=2, ge=1, description="channels divided by d_model")
     conv: bool = Field(default=True, description="short conv before the scan")
     conv_width: int = Field(default=4, ge=1, description="taps of the short conv")
-    activation: bool = Field(default=True, description="SiLU before the scan, kept when the conv is dropped")
+    activation: bool = Field(default=True, description="SiLU before the scan, also when there is no conv")
     gate: bool = Field(default=True, description="SiLU gate on the output")
 
 
@@ -41,11 +41,11 @@ class MambaConfig(GatedBlockConfig):
 
     name: Literal["mamba"] = "mamba"
     d_state: int = Field(default=16, ge=1, description="states N per channel")
-    dt_rank: int | None = Field(default=None, ge=1, description="rank of the step size; none: d_model / 16, rounded up")
+    dt_rank: int | None = Field(default=None, ge=1, description="rank of Δ; none means d_model / 16, rounded up")
 
 
 class SelectiveSSM(nn.Module):
-    """Step size, input and output matrices of S6, read from the values themselves.
+    """Step size, input and output matrices of S6, which are read from the values themselves.
 
     Δ = softplus(W_dt W_low v + b), B = W_B v, C = W_C v; A = −exp(A_log), D per channel.
     """
@@ -70,7 +70,7 @@ class SelectiveSSM(nn.Module):
 
 
 def initialize_dt(dt_proj: nn.Linear) -> None:
-    """W_dt ~ U(±rank^−½); the bias makes softplus(bias) log-uniform in [1e-3, 1e-1]. Kept by every init."""
+    """W_dt ~ U(±rank^−½); the bias makes softplus(bias) log-uniform in [1e-3, 1e-1]. Every `init` keeps these."""
     nn.init.uniform_(dt_proj.weight, -(dt_proj.in_features**-0.5), dt_proj.in_features**-0.5)
     with torch.no_grad():
         dt_proj.bias.copy_(dt_bias(dt_proj.out_features))
@@ -87,13 +87,13 @@ SELECTIVE_STATE = State(by="hook_C", channels_first=True)
 
 
 def selective(mixer: Any, v: Channels) -> ChannelScan:
-    """S6 for these values, by the `ssm` of a mixer with hook_dt, hook_B and hook_C."""
+    """S6 for these values, from the `ssm` of a mixer that has hook_dt, hook_B and hook_C."""
     dt, B, C = mixer.ssm(v)
     dt, B, C = mixer.hook_dt(dt), mixer.hook_B(B), mixer.hook_C(C)
     A, D = mixer.ssm.A, mixer.ssm.D
 
     def profile(part: slice) -> tuple[Profile, Profile]:
-        """D changes the diagonal alone, where Φ_ii = Δ_i B_i · C_i + D."""
+        """D changes only the diagonal, where Φ_ii = Δ_i B_i · C_i + D."""
         bare = selective_scan_phi_profile(dt[..., part], A[part], B, C)
         whole = bare.clone()
         whole[..., 0] = (dt[..., part] * (B * C).sum(-1, keepdim=True) + D[part]).abs().mean(1)
@@ -110,7 +110,7 @@ def selective(mixer: Any, v: Channels) -> ChannelScan:
 
 
 class GatedBlock(nn.Module):
-    """W_o(z ⊙ SiLU(gate)), z = Φ SiLU(conv(W_x x)), Φ of a state-space model per channel that a subclass gives.
+    """W_o(z ⊙ SiLU(gate)), z = Φ SiLU(conv(W_x x)). A subclass gives the state-space model, which has a Φ per channel.
 
     Args:
         ssm: builds the state-space model for a number of channels.
@@ -164,11 +164,11 @@ class GatedBlock(nn.Module):
         return Reading(x.shape, factors=tuple(found), transition=scan.transition, state=self.state)
 
     def _conv_flops(self) -> int:
-        """Of the conv, forward, per token: 2 per tap and channel."""
+        """FLOPs of the conv, forward, per token: 2 per tap and channel."""
         return 2 * self.n_heads * self.config.conv_width if self.config.conv else 0
 
     def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels | None, Build | None]:
-        """What enters SiLU and the scan; and, where there are, the gate and the matrix of the conv."""
+        """What enters SiLU and the scan, and, if there are any, the gate and the matrix of the conv."""
         u, gate, conv = self.in_proj(x), None, None
         if self.config.gate:
             u, gate = u.chunk(2, dim=-1)
@@ -196,5 +196,5 @@ class Mamba(GatedBlock):
         return selective(self, v)
 
     def mixing_flops(self, length: int) -> int:
-        """Of the conv and the scan, forward, per token: 9 per state and channel, 2 per tap."""
+        """FLOPs of the conv and the scan, forward, per token: 9 per state and channel, 2 per tap and channel."""
         return 9 * self.n_heads * self.d_state + self._conv_flops()

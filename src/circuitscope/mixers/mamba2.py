@@ -30,7 +30,7 @@ class Mamba2Config(MixerConfig):
     d_state: int = Field(default=128, ge=1, description="states N per head, for each of its channels")
     headdim: int = Field(default=64, ge=1, description="channels per head; must divide expand · d_model")
     n_groups: int = Field(default=1, ge=1, description="groups of heads that share B and C; must divide the heads")
-    expand: int = Field(default=2, ge=1, description="channels over d_model")
+    expand: int = Field(default=2, ge=1, description="channels divided by d_model")
     conv_width: int = Field(default=4, ge=1, description="taps of the short conv")
     norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the norm before the output projection")
 
@@ -40,9 +40,9 @@ class Mamba2(nn.Module):
     """Φ = (C Bᵀ ⊙ Γ) diag(Δ) + D δ per head, Γ_ij = exp(Σ_{k=j+1..i} Δ_k A); y = W_o RMSNorm(z ⊙ SiLU(gate)).
 
     The gate comes before the norm. The gate is a factor, diag(SiLU(gate)); the norm is not linear and
-    belongs to Out. `hook_conv` and `hook_phi_conv` cover the values' channels; B and C go through the
-    same short conv fused, and are read and edited after it at `hook_B` and `hook_C`. `hook_dt` is Δ,
-    after its softplus. The norm is over all channels, also with more groups than one.
+    belongs to Out. `hook_conv` and `hook_phi_conv` cover the channels of the values. B and C go through the
+    same short conv, but always fused; read and edit them after it, at `hook_B` and `hook_C`. `hook_dt` is Δ,
+    after its softplus. The norm is over all channels, even with more than one group.
     """
 
     def __init__(self, config: Mamba2Config, d_model: int, positions: str):
@@ -94,7 +94,7 @@ class Mamba2(nn.Module):
         return out
 
     def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
-        """diag(SiLU(gate)) · Φ_ssd · diag(σ(pre)) · Φ_conv: Φ_ssd lives on heads, all others on channels."""
+        """diag(SiLU(gate)) · Φ_ssd · diag(σ(pre)) · Φ_conv: Φ_ssd is per head, the other factors are per channel."""
         gate, pre, dt, B, C, conv = self._into(x)
         n, A, D = pre.shape[-1], self.A, self.D
         per_group = self.n_heads // self.config.n_groups
@@ -117,7 +117,7 @@ class Mamba2(nn.Module):
         )
 
     def mixing_flops(self, length: int) -> int:
-        """Of the conv and the recurrence (not of its chunked form), forward, per token.
+        """FLOPs of the conv and the recurrence (not of its chunked form), forward, per token.
 
         5 per state and channel (decay 1, write 2, read 2), 3 per channel for Δ x and D x, 2 per tap and channel of the
         conv.
@@ -129,7 +129,7 @@ class Mamba2(nn.Module):
     def _into(
         self, x: Float[Tensor, "batch pos d_model"]
     ) -> tuple[Channels, Channels, StepSizes, Groups, Groups, Build]:
-        """The gate, what enters the values' SiLU, Δ, B, C, and the matrix of the values' conv."""
+        """The gate, the input of the values' SiLU, Δ, B, C, and the matrix of the values' conv."""
         gate, u, u_shared, dt = self.in_proj(x).split(self.sizes, dim=-1)
         gate = self.hook_gate(gate)
         channels = self.sizes[1]

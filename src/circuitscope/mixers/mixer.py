@@ -1,4 +1,4 @@
-"""What every token mixer is: z = Φ(x) · v(x), y = Out(z, x), with Φ [batch, unit, dest, src]."""
+"""The interface of every token mixer: z = Φ(x) · v(x), y = Out(z, x), with Φ [batch, unit, dest, src]."""
 
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -13,8 +13,8 @@ from circuitscope.section import Section
 class MixerConfig(Section):
     """A mixer's own options; `name` chooses the mixer.
 
-    By default a stack gets learned positions where every mixer is `blind_to_order`, else none; and GPT-2's
-    initialization where every mixer's `default_init` is "gpt2", else torch's own.
+    By default a stack has learned positions if every mixer is `blind_to_order`, and otherwise none. It starts from
+    GPT-2's initialization if every mixer's `default_init` is "gpt2", and otherwise from torch's own.
     """
 
     blind_to_order: ClassVar[bool] = False
@@ -23,26 +23,26 @@ class MixerConfig(Section):
 
     @property
     def phi_in_passing(self) -> bool:
-        """Whether Φ is all there is to read, and running through it costs about what the fused path costs.
+        """Whether the reading holds nothing but Φ, and the path through Φ costs about as much as the fused path.
 
-        Then the mixer also has `reading_from(phi)`, its reading from the Φ that entered `hook_phi`.
+        If so, the mixer also has `reading_from(phi)`, which makes its reading from the Φ that entered `hook_phi`.
         """
         return False
 
     @property
     def releases_lock(self) -> bool:
-        """Whether the mixer spends its time in torch, which lets other Python threads run; Numba's kernels do not."""
+        """Whether the mixer computes in torch, which lets other Python threads run; Numba's kernels do not."""
         return False
 
 
 @runtime_checkable
 class Mixer(Protocol):
-    """Two paths with one answer: fused, or through Φ when `hook_phi` is listened to.
+    """A mixer has two paths with the same answer: the fused kernel and, when something listens to `hook_phi`, Φ itself.
 
-    Where there is a Φ, `hook_phi` stands between `hook_v` and `hook_z`, both [batch, pos, head, d_head]; a "head" is an
-    attention head, an SSD head or a channel. `out` is the output projection, the last thing a mixer does; `state_size`
-    the floats of recurrent state per sequence, or None where they grow with the length. A mixer whose start depends on
-    its place in the stack may have `set_depth(layer, n_layers)` and `set_length(max_length)`.
+    A mixer with a Φ has `hook_phi` between `hook_v` and `hook_z`, both [batch, pos, head, d_head], where a "head" is an
+    attention head, an SSD head or a channel. `out` is the output projection, the last step of a mixer. `state_size` is
+    the number of floats in the recurrent state of a sequence, or None if it grows with the length. A mixer that must
+    know its layer or the model's length at the start has `set_depth(layer, n_layers)` or `set_length(max_length)`.
     """
 
     n_heads: int
@@ -53,11 +53,11 @@ class Mixer(Protocol):
     def __call__(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]: ...
 
     def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
-        """What the layer offers for an input of the mixer, as the hooked mixer uses it.
+        """The reading of the layer for an input of the mixer, with the hooks that are set now.
 
-        Hooks on what factors are made of act, once each: q, k, dt, B, C, beta, decay, gate, conv, the conv's own
+        The hooks on the parts of the factors fire, once each: q, k, dt, B, C, beta, decay, gate, conv, the conv's own
         matrix at `hook_phi_conv`, attention's scores and pattern. The hooks around the product do not fire: `hook_v`,
-        `hook_phi`, `hook_state`, `hook_z`. So the product of the core is what enters `hook_phi`.
+        `hook_phi`, `hook_state`, `hook_z`. So the product of the core factors is what enters `hook_phi`.
         """
         ...
 
@@ -67,7 +67,7 @@ class Mixer(Protocol):
 
 
 def check_divides(name: str, value: int, what: str, whole: int, instead: str = "") -> None:
-    """Refuses a size that does not divide another, and names the nearest that does."""
+    """Refuses a size that does not divide another, and names the nearest size that does."""
     if whole % value:
         nearest = min((n for n in range(1, whole + 1) if whole % n == 0), key=lambda n: abs(n - value))
         raise UserError(f"{name} must divide {what}, got {value}; nearest: {nearest}{instead}")

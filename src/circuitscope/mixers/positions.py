@@ -15,7 +15,7 @@ def sinusoidal(length: int, d_model: int) -> Float[Tensor, "pos d_model"]:
 
 
 def rotate(x: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch pos head d_head"]:
-    """RoPE, base 10000, halves rotated against each other: q·k then depends on the distance alone."""
+    """RoPE with base 10000: it rotates the first half against the second, so that positions enter q·k only as i − j."""
     half = x.shape[-1] // 2
     rate = 10000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angle = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)[:, None, None] * rate

@@ -1,9 +1,9 @@
-"""What a layer says of itself to anybody who looks at it: its mixing matrices, state transition and state.
+"""How a layer describes itself to the rest of the package: its mixing matrices, its state transition and its state.
 
-A mixer is z = Φ · v. Φ may be a product, and what stands around it (a short conv before the values, a gate after
-the product) can be multiplied on. A `Reading` lists these `Factor`s from left to right for one input; a `Product`
-is one of them or several multiplied, built for slices of its units. Scores, decay, circuits, interventions, probes
-and figures ask a reading and nothing else.
+A mixer computes z = Φ · v. Φ may be a product of matrices, and what surrounds it (a short conv before the values, a
+gate after the product) can be multiplied to it. A `Reading` lists these `Factor`s for one input, from left to right. A
+`Product` is one factor, or several multiplied, and is built for slices of its units. Scores, decay, circuits,
+interventions, probes and figures use readings and nothing else of a layer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ Matrix = Float[Tensor, "one_or_batch unit dest src"]
 Build = Callable[[slice], Tensor]
 Profile = Float[Tensor, "batch unit lag"]
 
-SLICE_BYTES = 8e6  # of matrices built at once: on a CPU arrays of this size stay in the cache
+SLICE_BYTES = 8e6  # size of the matrices built at once: arrays of this size stay in a CPU's cache
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Factor:
     """One factor of a layer's mixing, for one input.
 
     Args:
-        unit: what it has one matrix for: a "head" or a "channel"; `size` counts these.
-        build: for a slice of the units the matrix [batch, unit, dest, src] or, where `diagonal`, its diagonal
-            [batch, unit, pos]. The batch axis may be 1 where all sequences share one matrix.
-        shares: its rows are not negative and sum to 1, as those of attention.
-        core: it is part of Φ, what stands between `hook_v` and `hook_z`; the product of the core is at `hook_phi`.
-        hook: the mixer's hook that carries this factor alone, where there is one: "hook_phi_conv".
-        without_skip: builds it without its direct term D δ_ij, where it has one.
-        profile: gives m(δ), the mean of |M_ij| at i − j = δ, and the same without the skip term, where that is
-            faster than building the matrix.
+        unit: whether it has one matrix per "head" or per "channel"; `size` is how many there are.
+        build: gives, for a slice of the units, the matrix [batch, unit, dest, src] or, if `diagonal`, its diagonal
+            [batch, unit, pos]. The batch axis is 1 where all sequences share one matrix.
+        shares: its rows are not negative and sum to 1, as in attention.
+        core: it is part of Φ, which stands between `hook_v` and `hook_z`; the product of the core is at `hook_phi`.
+        hook: the mixer's hook that carries this factor alone, for example "hook_phi_conv"; "" if there is none.
+        without_skip: builds it without its direct term D δ_ij, if it has one.
+        profile: gives m(δ), the mean of |M_ij| at i − j = δ, and the same without the skip term. Only for factors
+            where this is faster than building the matrix.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Factor:
 class Product:
     """A mixing matrix of a layer: one factor, or several multiplied from left to right.
 
-    `hook` is the mixer's hook that carries it, or "" where it cannot be edited as a whole.
+    `hook` is the mixer's hook that carries it, or "" if it cannot be edited as a whole.
     """
 
     name: str
@@ -65,12 +65,12 @@ class Product:
 
     @property
     def size(self) -> int:
-        """How many units it has: those of its finest factor."""
+        """How many units it has: as many as the factor with the most."""
         return max(factor.size for factor in self.factors)
 
     @property
     def unit(self) -> Unit:
-        """The unit of its finest factor."""
+        """The unit of the factor that has the most units."""
         return "channel" if any(f.unit == "channel" for f in self.factors if f.size == self.size) else "head"
 
     @property
@@ -90,13 +90,13 @@ class Product:
 
     @property
     def has_skip(self) -> bool:
-        """Whether a direct term D δ_ij is in it."""
+        """Whether it contains a direct term D δ_ij."""
         return any(factor.without_skip is not None for factor in self.factors)
 
     def build(self, units: slice, skip: bool = True) -> Matrix:
         """F_1 · F_2 · … for a slice of the units; diagonals become matrices. The batch axis may be 1.
 
-        A factor that lives on heads is repeated over the channels of each head.
+        A factor with one matrix per head is repeated for the channels of each head.
 
         Args:
             skip: False leaves out the direct term D δ_ij.
@@ -110,7 +110,7 @@ class Product:
                 out, diagonal = (out if factor.diagonal else out[..., :, None]) * part, factor.diagonal
             elif factor.diagonal:
                 out = out * part[..., None, :]
-            elif len(part) == 1:  # one matrix for all sequences: a single product per channel
+            elif len(part) == 1:  # all sequences share one matrix, so one product per channel is enough
                 out = torch.einsum("bcij,cjk->bcik", out, part[0])
             else:
                 out = out @ part
@@ -118,7 +118,7 @@ class Product:
         return torch.diag_embed(out) if diagonal else out
 
     def diagonal_of(self, units: slice) -> Float[Tensor, "one_or_batch unit pos"]:
-        """The diagonal of a lone factor that is one."""
+        """The diagonal of a product that is one diagonal factor."""
         return self.factors[0].build(units)
 
 
@@ -133,9 +133,9 @@ def _spread_over(factor: Factor, units: slice, per_head: int, skip: bool) -> Ten
 
 
 class GatedTransition(NamedTuple):
-    """A diagonal transition: log A_t of state n of a unit is time_t · rate_n, with rate ≤ 0.
+    """A diagonal transition: for state n of a unit, log A_t = time_t · rate_n, with rate ≤ 0.
 
-    The batch axis is 1 where the transition does not depend on the input.
+    The batch axis is 1 if the transition does not depend on the input.
     """
 
     time: Float[Tensor, "one_or_batch pos unit"]
@@ -143,7 +143,7 @@ class GatedTransition(NamedTuple):
 
 
 class DeltaTransition(NamedTuple):
-    """The transition of a delta rule: A_t = e^{g_t} (I − β_t k_t k_tᵀ), without g where nothing decays."""
+    """The transition of a delta rule: A_t = e^{g_t} (I − β_t k_t k_tᵀ), without g if nothing decays."""
 
     k: Float[Tensor, "batch pos head d_key"]
     beta: Float[Tensor, "batch pos head"]
@@ -152,13 +152,13 @@ class DeltaTransition(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """A recurrent state, at the mixer's hook `hook` [batch, pos, …], and how it is read.
+    """A recurrent state, which the mixer's hook `hook` carries as [batch, pos, …], and how the layer reads it.
 
     Args:
-        by: the mixer's hook of the vector that reads it, C or q; "" where no vector of the token does.
+        by: the mixer's hook with the vector that reads the state, C or q; "" if no vector of the token does.
         groups: how many such vectors a token has; the heads of a group share one.
-        channels_first: the state is [channel, state], read over its last axis; otherwise [head, state, d_head], read
-            over the axis before the last.
+        channels_first: the state is [channel, state] and is read over its last axis. Otherwise it is
+            [head, state, d_head] and is read over the axis before the last.
     """
 
     by: str = ""
@@ -167,17 +167,17 @@ class State:
     hook: str = "hook_state"
 
     def as_heads(self, state: Float[Tensor, "site *axes"]) -> Float[Tensor, "site head inner outer"]:
-        """States by site with the axis that is read over third."""
+        """States by site, with the axis that is read over in third place."""
         return state.mT[:, None] if self.channels_first else state
 
     def from_heads(self, heads: Float[Tensor, "site head inner outer"]) -> Float[Tensor, "site *axes"]:
-        """The way back from `as_heads`."""
+        """The inverse of `as_heads`."""
         return heads[:, 0].mT if self.channels_first else heads
 
     def read(self, state: Float[Tensor, "site *axes"], by: Tensor) -> Float[Tensor, "site head outer"]:
         """What is read from states by vectors [site, state] or [site, group, state]: C · h, or q · S.
 
-        Plus the skip term that is z of these sites; a delta rule also divides it by √d_key.
+        With the skip term added, this is z at these sites; a delta rule also divides it by √d_key.
         """
         heads = self.as_heads(state)
         by = by[:, None] if by.ndim == 2 else by
@@ -186,14 +186,14 @@ class State:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a layer offers for one input.
+    """The description that a layer gives of itself for one input.
 
     Args:
-        shape: [batch, pos, …] of that input.
-        factors: from left to right, the outermost first; none where there is no Φ (`no_phi` says why).
-        no_composed: why the factors cannot all be multiplied, or "".
-        transition: of the recurrent state, or a sentence that says why there is none.
-        state: the recurrent state that can be read and edited, where there is one.
+        shape: the shape [batch, pos, …] of that input.
+        factors: the factors from left to right, the outermost first; none if there is no Φ (`no_phi` says why).
+        no_composed: why the factors cannot all be multiplied; "" if they can.
+        transition: the transition of the recurrent state, or a sentence that says why there is none.
+        state: the recurrent state that can be read and edited, if there is one.
     """
 
     shape: Sequence[int]
@@ -206,17 +206,17 @@ class Reading:
 
     @property
     def batch(self) -> int:
-        """How many sequences."""
+        """The number of sequences."""
         return self.shape[0]
 
     @property
     def length(self) -> int:
-        """How many positions."""
+        """The number of positions."""
         return self.shape[1]
 
     @property
     def core(self) -> Product:
-        """Φ, the matrix at `hook_phi`: called by its one factor's name, or "phi" where it is a product."""
+        """Φ, the matrix at `hook_phi`. Its name is that of its only factor, or "phi" if it is a product."""
         core = tuple(factor for factor in self.factors if factor.core)
         if not core:
             raise UserError(self.no_phi or "the layer shows no mixing matrix")
@@ -224,14 +224,14 @@ class Reading:
 
     @property
     def whole(self) -> Product:
-        """The matrix that says most: all factors composed, or Φ where they cannot be."""
+        """The most complete matrix: all factors composed, or Φ if they cannot be composed."""
         return self.core if self.no_composed else self.product("composed")
 
     def products(self, diagonal: bool = False) -> dict[str, Product]:
-        """Every matrix worth reading: each factor, Φ where it is a product, and all factors composed.
+        """Every matrix worth reading: each factor, Φ if it is a product, and all factors composed.
 
         Args:
-            diagonal: diagonal factors too, which move nothing between positions.
+            diagonal: include the diagonal factors, which move nothing between positions.
         """
         if not self._made and self.factors:
             every = [_lone(factor) for factor in self.factors]
@@ -241,7 +241,7 @@ class Reading:
         return {name: product for name, product in self._made.items() if diagonal or not product.diagonal}
 
     def product(self, asked: str | Sequence[str]) -> Product:
-        """A matrix by name: a factor, "phi", "composed", or names of factors, which multiply in the layer's order."""
+        """A matrix by name: a factor, "phi", "composed", or several factors, multiplied in the layer's order."""
         if self.no_phi:
             raise UserError(self.no_phi)
         every, names = self.products(diagonal=True), [factor.name for factor in self.factors]
@@ -272,12 +272,12 @@ class Reading:
     def slices(
         self, product: Product, *, units: int | None = None, skip: bool = True
     ) -> Iterator[tuple[slice, Float[Tensor, "batch unit dest src"]]]:
-        """A matrix in slices of its units, with the whole batch axis, about 8 MB at a time.
+        """Builds a matrix in slices of its units, with the whole batch axis, about 8 MB at a time.
 
         Sequences that share one matrix share its memory: their batch axis has stride 0.
 
         Args:
-            units: how many units a slice has, in place of the 8 MB.
+            units: how many units a slice has; by default as many as fit into 8 MB.
         """
         step = units or self.units_per_slice
         for start in range(0, product.size, step):
@@ -286,7 +286,7 @@ class Reading:
 
     @property
     def units_per_slice(self) -> int:
-        """Units whose float32 matrices take about 8 MB; at least one."""
+        """How many units have float32 matrices of about 8 MB together; at least one."""
         return max(1, int(SLICE_BYTES // (4 * max(1, self.batch * self.length**2))))
 
 

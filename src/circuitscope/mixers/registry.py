@@ -1,4 +1,4 @@
-"""Mixers by name: the decorator that registers one, and how a config becomes a module."""
+"""Mixers by name: the registry, and the decorator that adds a mixer to it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar

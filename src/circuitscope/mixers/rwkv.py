@@ -1,4 +1,4 @@
-"""RWKV-4's time mixing: a decaying, key-weighted average of the past, per channel."""
+"""RWKV-4's time mixing: per channel, an average of the past that keys weight and that decays with distance."""
 
 import math
 from collections.abc import Callable
@@ -18,30 +18,30 @@ from circuitscope.mixers.two_paths import Channels, Heads, convolve, mix
 
 
 class RWKVConfig(MixerConfig):
-    """W_o(σ(r) ⊙ wkv(k, v)); k, v, r read a mixture of a token and the one before it."""
+    """W_o(σ(r) ⊙ wkv(k, v)); k, v, r read a mixture of the token and the token before it."""
 
     name: Literal["rwkv"] = "rwkv"
 
 
 @register(RWKVConfig)
 class RWKV(nn.Module):
-    """Φ_ij = σ(r_i) · weights_ij per channel, relative to the values (which come after the token shift):
+    """Φ_ij = σ(r_i) · weights_ij per channel. Φ acts on the values, which come after the token shift:
 
     weights_ij ∝ e^{k_j − (i−1−j) w} for j < i, weights_ii ∝ e^{u + k_i}, rows sum to 1,
     w = e^{time_decay}, u = time_first.
 
-    `hook_gate` holds r before σ. `hook_phi_conv` is the shift on the way to the values, per channel of x:
-    mix · I + (1 − mix) · shift; `hook_conv` what it gives, before the projection. `hook_state`
-    [batch, pos, channel, 3] holds (num, den, max): the numerator num · e^max and the denominator den · e^max, max
-    being the running maximum of the exponents. y_t reads the state before t, so an edit at t shows from t + 1 on.
+    `hook_gate` holds r before σ. `hook_phi_conv` is the matrix of the shift before the values, per channel of x:
+    mix · I + (1 − mix) · shift. `hook_conv` holds its result, before the projection. `hook_state`
+    [batch, pos, channel, 3] holds (num, den, max): the numerator is num · e^max and the denominator den · e^max, where
+    max is the running maximum of the exponents. y_t reads the state before t, so an edit at t shows from t + 1 on.
 
-    The initialization of time_decay, time_first and the mixes is RWKV-4's (`set_depth`); the projections are
-    left to the model, where RWKV-4 starts keys, receptance and output at zero.
+    time_decay, time_first and the mixes start as in RWKV-4 (`set_depth`). The model initializes the projections,
+    whereas RWKV-4 starts keys, receptance and output at zero.
     """
 
     no_composed = (
         "rwkv shifts tokens before it projects the values, so a composed matrix over tokens exists only per pair"
-        " of channels; ask for the factors apart: phi, or shift"
+        " of channels; ask for one factor at a time: phi, or shift"
     )
     d_head = 1
 
@@ -68,7 +68,7 @@ class RWKV(nn.Module):
         self.set_depth(0, 1)
 
     def set_depth(self, layer: int, n_layers: int) -> None:
-        """Initializes what RWKV-4 makes depend on the layer: decay and mixes (time_first does not).
+        """Initializes time_first, and the decay and the mixes, which depend on the layer in RWKV-4.
 
         With ρ = layer/(n − 1) (0 at n = 1) and α = 1 − layer/n, per channel h of d:
         time_decay = −5 + 8 (h/(d−1))^{0.7+1.3ρ}, time_first = ln 0.3 + ½((h+1) mod 3 − 1),
@@ -102,10 +102,10 @@ class RWKV(nn.Module):
         return out
 
     def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
-        """diag(σ(r)) · the row-normalized weights; and, on the channels of x, the shift before the values."""
+        """diag(σ(r)) · the row-normalized weights and, per channel of x, the shift before the values."""
         k, _, r, shift = self._into(x)
         w, u, n = self.time_decay.exp(), self.time_first, self.n_heads
-        rate = -self.time_decay.double().exp()[:, None]  # of numerator and denominator alike; their ratio is read
+        rate = -self.time_decay.double().exp()[:, None]  # for numerator and denominator; z is their ratio
         return Reading(
             x.shape,
             factors=(
@@ -119,7 +119,7 @@ class RWKV(nn.Module):
         )
 
     def mixing_flops(self, length: int) -> int:
-        """Of the shifts and the recurrence, forward, per token: per channel 3 for each shift, 20, and 2 for σ(r)."""
+        """FLOPs of shifts and recurrence, forward, per token. Per channel: 3 per shift, 20 for wkv, 2 for σ(r)."""
         return self.n_heads * (3 * 3 + 20 + 2)
 
     def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels, Channels, Build]:

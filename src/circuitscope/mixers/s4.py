@@ -22,14 +22,14 @@ class S4Config(MixerConfig):
     """GLU(W gelu(K * x + D x)), K the impulse response of a diagonal state-space model."""
 
     name: Literal["s4"] = "s4"
-    d_state: int = Field(default=64, ge=2, multiple_of=2, description="states N per channel, half of them stored")
+    d_state: int = Field(default=64, ge=2, multiple_of=2, description="states N per channel, of which half are stored")
 
 
 class S4D(nn.Module):
-    """K_l = 2 Re Σ_n C_n (e^{ΔA_n} − 1)/A_n e^{lΔA_n} over N/2 conjugate pairs, skip D; blind to its input.
+    """K_l = 2 Re Σ_n C_n (e^{ΔA_n} − 1)/A_n e^{lΔA_n} over N/2 conjugate pairs, skip D; K does not depend on the input.
 
-    A_n = −½ + iπn at the start, Δ log-uniform in [1e-3, 1e-1], C complex normal, D normal, as S4D's
-    authors publish it. All are learned; A, Δ and D without weight decay.
+    At the start A_n = −½ + iπn, Δ is log-uniform in [1e-3, 1e-1], C complex normal and D normal, as S4D's
+    authors published it. All are learned; A, Δ and D have no weight decay.
     """
 
     log_A_real: nn.Parameter
@@ -44,11 +44,11 @@ class S4D(nn.Module):
 
     @property
     def params(self) -> S4DParams:
-        """What the kernels take."""
+        """The parameters in the form that the kernels take."""
         return S4DParams(self.log_A_real, self.A_imag, self.C, self.log_dt)
 
     def scan(self, length: int) -> ChannelScan:
-        """The three ways to z at this length; states are complex [batch, pos, channel, N/2]."""
+        """The three ways to compute z at this length; states are complex [batch, pos, channel, N/2]."""
         K, D = s4d_kernel(self.params, length), self.D
         return ChannelScan(
             phi=lambda part: toeplitz(K[part], length, D[part])[None],
@@ -86,7 +86,7 @@ def s4d_transition(params: S4DParams, length: int) -> GatedTransition:
 
 
 def s4d_flops(d_state: int) -> int:
-    """Of a channel's recurrence, per token: 14 per conjugate pair (Ā h: 6, + B̄ u: 4, 2 Re C h: 4), 2 for D u."""
+    """FLOPs of one channel's recurrence per token: 14 per conjugate pair (Ā h 6, + B̄ u 4, 2 Re C h 4), 2 for D u."""
     return 7 * d_state + 2
 
 
@@ -94,8 +94,8 @@ def s4d_flops(d_state: int) -> int:
 class S4(nn.Module):
     """v = x; Φ_ij = K_{i−j} + D δ_ij per channel, for every input; y = (W h + b) ⊙ σ(W_g h + b_g), h = gelu(z).
 
-    W and W_g are the halves of the published 1×1 conv to 2·d_model. Only W is `out`: shrinking it shrinks
-    the residual branch by as much, where shrinking both would also open every gate to ½.
+    W and W_g are the halves of the published 1×1 conv to 2·d_model. Only W is `out`. Shrinking W shrinks the
+    residual branch by the same factor; shrinking both would also move every gate towards ½.
     """
 
     d_head = 1
@@ -117,10 +117,10 @@ class S4(nn.Module):
         return out
 
     def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
-        """The Toeplitz matrix alone: GELU and GLU are not linear in z, they are in Out."""
+        """The Toeplitz matrix alone. GELU and GLU are not linear in z, so they belong to Out."""
         scan = self.ssm.scan(x.shape[1])
         return Reading(x.shape, factors=(scan.factor(self.n_heads),), transition=scan.transition, state=State())
 
     def mixing_flops(self, length: int) -> int:
-        """Of the recurrence (not of the FFT or the taps that compute it), forward, per token."""
+        """FLOPs of the recurrence (not of the FFT or the taps that compute it), forward, per token."""
         return self.n_heads * s4d_flops(self.d_state)

@@ -15,12 +15,12 @@ class S4MambaConfig(GatedBlockConfig):
     """W_o(y ⊙ SiLU(gate)), y a fixed convolution (S4D) of SiLU(conv(W_x x))."""
 
     name: Literal["s4_mamba"] = "s4_mamba"
-    d_state: int = Field(default=16, ge=2, multiple_of=2, description="states N per channel, half of them stored")
+    d_state: int = Field(default=16, ge=2, multiple_of=2, description="states N per channel, of which half are stored")
 
 
 @register(S4MambaConfig)
 class S4Mamba(GatedBlock):
-    """Φ_ij = K_{i−j} + D δ_ij per channel, the same for every input; around it Mamba's factors."""
+    """Φ_ij = K_{i−j} + D δ_ij per channel, the same for every input; Mamba's other factors surround it."""
 
     ssm: S4D
 
@@ -32,5 +32,5 @@ class S4Mamba(GatedBlock):
         return self.ssm.scan(v.shape[1])
 
     def mixing_flops(self, length: int) -> int:
-        """Of the conv and of S4D's recurrence, forward, per token."""
+        """FLOPs of the conv and of S4D's recurrence, forward, per token."""
         return self.n_heads * s4d_flops(self.d_state) + self._conv_flops()

@@ -20,12 +20,12 @@ class S6Config(MixerConfig):
 
     name: Literal["s6"] = "s6"
     d_state: int = Field(default=16, ge=1, description="states N per channel")
-    dt_rank: int | None = Field(default=None, ge=1, description="rank of the step size; none: d_model / 16, rounded up")
+    dt_rank: int | None = Field(default=None, ge=1, description="rank of Δ; none means d_model / 16, rounded up")
 
 
 @register(S6Config)
 class S6(nn.Module):
-    """v = x, Φ as Mamba's, y = W_o z. No conv, no SiLU, no gate: Δ, B and C are read from x itself."""
+    """v = x, Φ as in Mamba, y = W_o z. No conv, no SiLU, no gate: Δ, B and C are read from x itself."""
 
     d_head = 1
 
@@ -51,5 +51,5 @@ class S6(nn.Module):
         return Reading(x.shape, factors=(scan.factor(self.n_heads),), transition=scan.transition, state=SELECTIVE_STATE)
 
     def mixing_flops(self, length: int) -> int:
-        """Of the scan, forward, per token: 9 per state and channel."""
+        """FLOPs of the scan, forward, per token: 9 per state and channel."""
         return 9 * self.n_heads * self.d_state

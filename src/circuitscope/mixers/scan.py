@@ -1,6 +1,6 @@
-"""State-space models with one matrix per channel: what a mixer needs of one to take either path.
+"""State-space models with one matrix per channel: what a mixer must know of such a model to take either path.
 
-Not here: the parameters of any particular one; they are with the mixer that is named for it.
+The parameters of a particular model are not here; they are in the file of its mixer.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ States = Float[Tensor, "batch pos channel state"]
 
 @dataclass(frozen=True)
 class ChannelScan:
-    """z = Φ v for one input of the mixer, three times the same answer, and the transition of its states.
+    """Three ways to compute z = Φ v for one input of the mixer, all with the same answer, and the state transition.
 
-    phi(part) and bare_phi(part) give Φ of a slice of the channels with and without the skip term D, with a batch axis
-    of 1 where it does not depend on the input; profile(part) what `Factor.profile` wants, where there is a kernel for
-    it; fused(v) is the kernel; with_states(v, edit) the recurrence with its states passed through `edit`.
+    phi(part) and bare_phi(part) give Φ of a slice of the channels with and without the skip term D; the batch axis is
+    1 if Φ does not depend on the input. profile(part) gives what `Factor.profile` gives, if there is a kernel for it.
+    fused(v) is the kernel. with_states(v, edit) is the recurrence with its states passed through `edit`.
     """
 
     phi: Callable[[slice], Matrix]
@@ -38,11 +38,11 @@ class ChannelScan:
 
 
 def mix_channels(mixer: Any, v: Channels, scan: ChannelScan) -> Channels:
-    """z from v by the path the mixer's hooks ask for; its heads are channels."""
+    """Computes z from v by the path that the mixer's hooks ask for, in a mixer whose heads are channels."""
     batch, length, channels = v.shape
 
     def phi() -> Phi:
-        # a hook may write into it, so sequences must not share memory
+        # a hook may write into Φ, so sequences must not share memory
         return scan.phi(slice(0, channels)).expand(batch, channels, length, length).contiguous()
 
     def fused(v: Heads) -> Heads:

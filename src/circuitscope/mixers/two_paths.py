@@ -1,4 +1,4 @@
-"""The two paths of a mixer: the fused kernel, or through Φ and the matrix of a short conv where a hook asks for it."""
+"""The two paths of a mixer: the fused kernel or, when a hook asks for it, the product with Φ or a conv's matrix."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,14 +26,14 @@ def mix(
     state: Callable[[Heads, Callable[[Tensor], Tensor]], Heads] | None = None,
     within: Sequence[nn.Module] = (),
 ) -> Heads:
-    """z from v by the path the hooks ask for: fused, through Φ, or through the recurrent state.
+    """Computes z from v by the path that the hooks ask for: fused, through Φ, or through the recurrent state.
 
     Args:
-        mixer: has hook_v, hook_phi, hook_z and, with `state`, hook_state.
-        phi: builds Φ; called only when `hook_phi` or a hook of `within` is listened to.
+        mixer: a mixer with hook_v, hook_phi, hook_z and, if `state` is given, hook_state.
+        phi: builds Φ; called only when something listens to `hook_phi` or to a hook of `within`.
         fused: the kernel, v → z.
         state: the recurrence with its states passed through a function, (v, edit) → z.
-        within: hooks that `phi` passes through on its way.
+        within: the hooks that `phi` calls while it builds Φ.
     """
     v = mixer.hook_v(v)
     if wanted(mixer.hook_phi, *within):
@@ -59,8 +59,8 @@ def convolve(
 ) -> tuple[Channels, Build]:
     """A causal short conv or token shift of u, and its matrix for slices of the channels, as a `Factor` builds it.
 
-    Fused, unless `point` is listened to: then the matrix of all channels [batch, channel, dest, src] goes through the
-    hook, and what comes back is what u is multiplied by and what the slices are taken from.
+    The conv is fused unless something listens to `point`. Then the matrix of all channels [batch, channel, dest, src]
+    goes through the hook; u is multiplied by what comes back, and the slices are taken from it.
     """
     if not wanted(point):
         return fused(u), lambda part: matrix(part)[None]
@@ -74,7 +74,7 @@ def convolve(
 def short_convolve(
     point: nn.Module, u: Channels, weight: Float[Tensor, "channel tap"], bias: Float[Tensor, " channel"] | None
 ) -> tuple[Channels, Build]:
-    """A causal depthwise short conv of u, and its matrix for slices of the channels; `convolve` says when which."""
+    """A causal depthwise short conv of u, and its matrix for slices of the channels, as `convolve` gives them."""
     length = u.shape[1]
     return convolve(
         point,

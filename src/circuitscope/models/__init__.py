@@ -1,4 +1,4 @@
-"""Hookable models: the stack, its config, and how to build one by name."""
+"""Models with hooks: the stack of layers, its config, and how to build a model by name."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ __all__ = ["HookedLM", "ModelConfig", "model", "names"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "HookedLM":  # loaded when asked for: it brings TransformerLens, which takes seconds
+    if name == "HookedLM":  # loaded on first use, because it imports TransformerLens, which takes seconds
         from circuitscope.models.hooked_lm import HookedLM
 
         return HookedLM
@@ -25,15 +25,15 @@ def __getattr__(name: str) -> Any:
 
 
 def names() -> list[str]:
-    """Names `model` takes."""
+    """The names that `model` takes."""
     return list(PRESETS)
 
 
 def model(name: str = "attention", /, *, seed: int = 0, **options: Any) -> "HookedLM":
-    """A freshly initialized model by name.
+    """Builds a freshly initialized model by name.
 
     Options are fields of the model's config (`d_model`, `n_layers`, `positions` …) or of its mixers
-    (`n_heads` …), which go to every mixer that has them.
+    (`n_heads` …). An option of mixers is set on every mixer that has it.
     """
     from circuitscope.models.hooked_lm import HookedLM
 

@@ -1,4 +1,4 @@
-"""What a model costs: parameters, recurrent state, training FLOPs. Counted, never measured."""
+"""What a model costs: parameters, recurrent state and training FLOPs, all counted and not measured."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from circuitscope.models.hooked_lm import HookedLM
 
 
 class Parameters(NamedTuple):
-    """`total` counts a tied embedding once; `without_embeddings` leaves out embedding, positions, unembedding."""
+    """`total` counts a tied embedding once; `without_embeddings` leaves out embedding, positions and unembedding."""
 
     total: int
     without_embeddings: int
@@ -24,22 +24,22 @@ def parameters(model: HookedLM) -> Parameters:
 
 
 def state_size(model: HookedLM) -> int | None:
-    """Floats of recurrent state that one sequence carries from a position to the next, over all layers.
+    """The number of floats that one sequence carries from each position to the next, over all layers.
 
-    What counts: the state of the recurrence and the inputs that a short conv still needs (width − 1 a
-    channel). None where a layer's state grows with the length, as attention's keys and values do.
+    This counts the state of the recurrence and the inputs that a short conv still needs (width − 1 per
+    channel). It is None if a layer's state grows with the length, as attention's keys and values do.
     """
     sizes = [block.mixer.state_size for block in model.layers]
     return None if None in sizes else sum(sizes)
 
 
 def forward_flops_per_token(model: HookedLM, length: int) -> int:
-    """2 a weight of every linear map, the unembedding included, and what each mixer counts as its mixing.
+    """2 FLOPs per weight of every linear map, including the unembedding, plus the `mixing_flops` of each mixer.
 
-    An `nn.Linear` is a linear map; whatever else a mixer multiplies (convs, scans, an LSTM's matrices) is
-    in its `mixing_flops`. Not counted: the embedding lookup, biases, norms, activations, softmax, and what
-    lies in a module with a true `once_a_batch`, such as the MLP that makes a filter. The unembedding is
-    counted at every position, though training reads it only where labels are.
+    A linear map is an `nn.Linear`; whatever else a mixer multiplies (convs, scans, an LSTM's matrices) is
+    in its `mixing_flops`. The count leaves out the embedding lookup, biases, norms, activations, softmax, and
+    modules with a true `once_a_batch`, such as the MLP that makes a filter. It includes the unembedding at
+    every position, although training computes it only at labels.
     """
     weights = _linear_weights(model)
     if model.config.tied:
@@ -49,7 +49,7 @@ def forward_flops_per_token(model: HookedLM, length: int) -> int:
 
 
 def training_flops_per_token(model: HookedLM, length: int) -> int:
-    """Three times the forward pass: the backward pass takes two products for every one."""
+    """Three times the forward pass, because the backward pass needs two products for each product of the forward."""
     return 3 * forward_flops_per_token(model, length)
 
 

@@ -1,4 +1,4 @@
-"""One layer: a token mixer, then an MLP or nothing, each on a pre-norm residual branch."""
+"""One layer of a model: a token mixer, then an MLP or nothing, each on a pre-norm residual branch."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + mixer(ln1(x)), then + mlp(ln2(·)) where there is an MLP."""
+    """x + mixer(ln1(x)), then + mlp(ln2(·)) if there is an MLP."""
 
     def __init__(self, config: ModelConfig, mixer: MixerConfig):
         super().__init__()
@@ -49,14 +49,14 @@ class Block(nn.Module):
         return self.mixer
 
     def mixer_input(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """What the mixer reads: the stream, normalized."""
+        """What the mixer reads: the normalized residual stream."""
         out: Tensor = self.ln1(self.hook_resid_pre(resid))
         return out
 
     def forward(
         self, resid: Float[Tensor, "batch pos d_model"], at: Int[Tensor, " label"] | None = None
     ) -> Float[Tensor, "*lead d_model"]:
-        """With `at` (flat indices row · length + pos) all that follows the mixer runs at these positions alone."""
+        """With `at` (flat indices row · length + pos), everything after the mixer runs at these positions only."""
         resid = self.hook_resid_pre(resid)
         mixed = self.hook_mixer_out(self.mixer(self.ln1(resid)))
         if at is not None:

@@ -13,37 +13,37 @@ Positions = Literal["none", "learned", "sinusoidal", "rope", "alibi"]
 
 
 class ModelConfig(Section):
-    """A stack of pre-norm residual blocks, one token mixer each, over a tied embedding.
+    """A stack of pre-norm residual blocks with one token mixer each, over an embedding that is tied by default.
 
-    The input may name a `preset` in place of mixers; then `n_layers` counts layers as that preset does.
+    The input may name a `preset` instead of mixers; then `n_layers` counts layers as that preset does.
     """
 
     mixers: tuple[SerializeAsAny[MixerConfig], ...] = Field(
-        default=("attention",), validate_default=True, description="one mixer per layer, or one for all"
+        default=("attention",), validate_default=True, description="one mixer per layer, or one for all layers"
     )  # type: ignore[assignment]
-    n_layers: int = Field(default=2, ge=1, le=1024, strict=True, description="layers")
+    n_layers: int = Field(default=2, ge=1, le=1024, strict=True, description="number of layers")
     d_model: int = Field(default=64, ge=1, le=2**20, description="width of the residual stream")
     positions: Positions = Field(
         default="learned",
-        description="positional encoding; by default learned where every mixer is blind to order, else none",
+        description="positional encoding; by default learned if every mixer is blind to order, otherwise none",
     )
     state_mixer: Literal["mlp", "none"] = Field(default="mlp", description="what follows the token mixer in a layer")
-    mlp_ratio: int = Field(default=4, ge=1, le=1024, description="MLP width over d_model")
+    mlp_ratio: int = Field(default=4, ge=1, le=1024, description="MLP width divided by d_model")
     init: Literal["gpt2", "native"] = Field(
         default="gpt2",
-        description="N(0, 0.02) and zero biases for every linear map, or torch's own;"
-        " by default gpt2 where every mixer is blind to order, else native",
+        description="gpt2: N(0, 0.02) and zero biases for every linear map; native: torch's own initialization;"
+        " by default gpt2 if it is the default of every mixer, otherwise native",
     )
     embed_std: float = Field(default=0.02, gt=0, description="initial spread of token and position embeddings")
     rescale_residual: bool = Field(
         default=False,
         description="divide the initial output projections by the root of the number of residual branches;"
-        " by default where the initialization is native",
+        " by default this is done if the initialization is native",
     )
-    tied: bool = Field(default=True, description="unembedding shares the embedding's weight")
+    tied: bool = Field(default=True, description="the unembedding shares the embedding's weight")
     norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the layer norms")
-    vocab_size: int = Field(default=8192, ge=2, lt=2**31, description="tokens; taken from the task in a run")
-    max_length: int = Field(default=64, ge=1, le=2**31, description="positions; taken from the task in a run")
+    vocab_size: int = Field(default=8192, ge=2, lt=2**31, description="number of tokens; in a run the task gives it")
+    max_length: int = Field(default=64, ge=1, le=2**31, description="number of positions; in a run the task gives it")
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""HookedLM: tokens in, logits out, every activation in between behind a named hook."""
+"""HookedLM, the model: it takes tokens, gives logits, and has a named hook for every activation in between."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -51,16 +51,16 @@ class HookedLM(HookedRootModule):
     """Embedding (+ positions), blocks, final norm, unembedding (no bias, tied by default).
 
     It is a TransformerLens HookedRootModule: `run_with_hooks`, `run_with_cache`, `hooks` and
-    `transformer_lens.patching` work on it (patching wants `model.eval()`). Attention blocks answer to
-    `blocks.i.attn.hook_*` and `blocks.i.hook_attn_out` as well as to this package's `mixer` names.
+    `transformer_lens.patching` work on it (patching needs `model.eval()`). Attention blocks accept the names
+    `blocks.i.attn.hook_*` and `blocks.i.hook_attn_out` as well as this package's `mixer` names.
 
-    `run_with_cache` returns an ActivationCache. These of its helpers do not apply:
-    `logit_attrs` and `get_full_resid_decomposition` (they want a tokenizer's residual directions and
+    `run_with_cache` returns an ActivationCache. Some of its methods do not work here:
+    `logit_attrs` and `get_full_resid_decomposition` (they need a tokenizer's residual directions and the
     accumulated biases of TransformerLens's own models), `compute_ssm_effective_attention` and
-    `compute_ssm_state` (they look for its own SSM wrappers; use `hook_phi` and `hook_state`),
-    `stack_neuron_results` and `get_neuron_results` (they read its MLP's weight layout), and
-    `logit_lens` (it wants an `unembed` module). Where a stack holds mixers other than attention, the
-    per-head helpers (`stack_head_results`, `compute_head_results`) do not apply either.
+    `compute_ssm_state` (they look for its own SSM wrappers; use `hook_phi` and `hook_state` instead),
+    `stack_neuron_results` and `get_neuron_results` (they expect the weight layout of its MLP), and
+    `logit_lens` (it needs an `unembed` module). If a stack has mixers other than attention, the
+    per-head methods (`stack_head_results`, `compute_head_results`) do not work either.
     """
 
     def __init__(self, config: ModelConfig, seed: int = 0):
@@ -85,7 +85,7 @@ class HookedLM(HookedRootModule):
         if config.positions in ("learned", "sinusoidal"):
             self.hook_pos_embed = hook("batch pos d_model")
         self.blocks = nn.ModuleList(Block(config, mixer) for mixer in config.mixers)
-        for i, block in enumerate(self.layers):  # what a mixer's start depends on besides its own config
+        for i, block in enumerate(self.layers):  # what a mixer's initialization needs besides its own config
             if hasattr(block.mixer, "set_depth"):
                 block.mixer.set_depth(i, config.n_layers)
             if hasattr(block.mixer, "set_length"):
@@ -95,10 +95,11 @@ class HookedLM(HookedRootModule):
             self.unembed = nn.Linear(config.d_model, config.vocab_size, bias=False)
 
     def _initialize(self, config: ModelConfig) -> None:
-        """Linear maps: `gpt2` N(0, 0.02) and zero biases, `native` torch's own. Embeddings N(0, embed_std).
+        """Linear maps start at N(0, 0.02) with zero biases (`gpt2`) or as in torch (`native`).
 
-        Modules with a true `own_init` keep what their mixer gave them. Output projections shrink by
-        1/√(residual branches): two a layer under gpt2 with an MLP, else one.
+        Embeddings start at N(0, embed_std). Modules with a true `own_init` keep what their mixer gave them. With
+        `rescale_residual`, output projections shrink by 1/√(residual branches), of which each layer has two under
+        gpt2 with an MLP, and otherwise one.
         """
         nn.init.normal_(self.embed.weight, std=config.embed_std)
         if config.positions == "learned":
@@ -118,7 +119,7 @@ class HookedLM(HookedRootModule):
                         block.mlp.out.weight.mul_((branches * config.n_layers) ** -0.5)
 
     def _alias_attention(self) -> dict[str, str]:
-        """TransformerLens's hook names for attention blocks → this package's."""
+        """A mapping from TransformerLens's hook names for attention blocks to this package's."""
         aliases: dict[str, str] = {}
         for i, block in enumerate(self.layers):
             if hasattr(block.mixer, "hook_pattern"):
@@ -132,12 +133,12 @@ class HookedLM(HookedRootModule):
 
     @property
     def layers(self) -> list[Block]:
-        """The blocks, typed."""
+        """The blocks, with their type."""
         return list(self.blocks)  # type: ignore[arg-type]
 
     @property
     def cfg(self) -> LensConfig:
-        """The model's sizes by TransformerLens's names."""
+        """The model's sizes under TransformerLens's names."""
         c, mixer = self.config, self.layers[0].mixer
         return LensConfig(
             n_layers=c.n_layers,
@@ -159,18 +160,18 @@ class HookedLM(HookedRootModule):
         return (self.embed.weight if self.config.tied else self.unembed.weight).T
 
     def to_tokens(self, tokens: Any) -> Int[Tensor, "batch pos"]:
-        """Token numbers as a tensor [batch, pos] on the model's device. There is no tokenizer."""
+        """Token numbers as a tensor [batch, pos] on the model's device. The model has no tokenizer."""
         out = torch.as_tensor(tokens, dtype=torch.long, device=self.embed.weight.device)
         return out[None] if out.ndim == 1 else out
 
     def forward(
         self, tokens: Int[Tensor, "batch pos"], at: Int[Tensor, " label"] | None = None
     ) -> Float[Tensor, "*lead vocab"]:
-        """Logits [batch, pos, vocab]; with `at`, logits [label, vocab] at those flat positions alone.
+        """Logits [batch, pos, vocab]; with `at`, logits [label, vocab] at those flat positions only.
 
-        `at` holds indices row · length + pos, as `Batch.labelled()` gives them. It changes no logit,
-        it leaves out work: all that follows the last mixer, and the unembedding, run at those
-        positions only, so hooks there see [label, …] instead of [batch, pos, …].
+        `at` holds indices row · length + pos, as `Batch.labelled()` gives them. It saves work and changes no
+        logit: everything after the last mixer, including the unembedding, runs at those positions only, so
+        hooks there see [label, …] instead of [batch, pos, …].
         """
         return F.linear(self.hidden(tokens, at), self.W_U.T)
 
@@ -189,7 +190,7 @@ class HookedLM(HookedRootModule):
         return resid
 
     def reading(self, tokens: Int[Tensor, "batch pos"], layer: int) -> Reading:
-        """What a layer says of itself on these tokens; −1 is the last layer."""
+        """How a layer describes itself on these tokens; −1 is the last layer."""
         if tokens.ndim != 2:
             raise UserError(f"tokens must be [batch, pos], got shape {list(tokens.shape)}")
         layer = layer_index(self, layer)
@@ -215,7 +216,7 @@ class HookedLM(HookedRootModule):
     def run_with_cache(  # type: ignore[override]
         self, *args: Any, names_filter: NamesFilter = None, remove_batch_dim: bool = False, **kwargs: Any
     ) -> tuple[Tensor, Cache]:
-        """The output and an ActivationCache of the named hooks (all but per-channel Φ and states if none)."""
+        """The output, and an ActivationCache of the named hooks (by default all but per-channel Φ and states)."""
         names = resolve_filter(names_filter, self.hook_dict, self.aliases, self.on_demand)
         out, cache = super().run_with_cache(*args, names_filter=names, remove_batch_dim=remove_batch_dim, **kwargs)
         return out, Cache(cache, self, self.aliases, has_batch_dim=not remove_batch_dim)

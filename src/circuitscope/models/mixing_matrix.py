@@ -25,13 +25,13 @@ def phi(
 ) -> Float[Tensor, "batch *unit dest src"]:
     """The mixing matrix of a layer.
 
-    Under `model.hooks(...)` it is the one that the hooked model uses, as it enters `hook_phi`: hooks before it act,
-    in earlier layers and in this one; `hook_phi` itself does not.
+    Inside `with model.hooks(...)` this is the matrix of the hooked model, as it enters `hook_phi`: the hooks before
+    that point act, in earlier layers and in this one, and `hook_phi` itself does not.
 
     Args:
-        factors: "phi", what stands between `hook_v` and `hook_z`; "composed", with the conv before
-            and the gate after it; or names of factors, multiplied in the mixer's order.
-        reduce: None gives [batch, head or channel, dest, src]; "mean" and "mean_abs" fold over heads or
+        factors: "phi" is the matrix between `hook_v` and `hook_z`; "composed" includes the conv before it and the gate
+            after it; names of factors are multiplied in the mixer's order.
+        reduce: None gives [batch, head or channel, dest, src]; "mean" and "mean_abs" average over heads or
             channels without building that axis and give [batch, dest, src].
     """
     if reduce not in (None, "mean", "mean_abs"):
@@ -57,9 +57,9 @@ def phi_chunks(
     factors: str | Sequence[str] = "phi",
     chunk: int | None = None,
 ) -> Iterator[tuple[slice, Float[Tensor, "batch unit dest src"]]]:
-    """Φ in slices of heads or channels: pairs of the slice and Φ there, about 8 MB at a time.
+    """Φ in slices of heads or channels: pairs of a slice and its Φ, about 8 MB at a time by default.
 
-    The model runs once, at the call, with the hooks of that moment; the slices are built as they are asked for.
+    The model runs once, at the call, with the hooks that are set then; each slice is built when it is asked for.
     """
     if chunk is not None and chunk < 1:
         raise UserError(f"chunk must be at least 1, got {chunk}")
@@ -70,14 +70,14 @@ def phi_chunks(
 def _slices(
     model: HookedLM, tokens: Tensor, reading: Reading, product: Product, units: int | None = None
 ) -> Iterator[tuple[slice, Float[Tensor, "batch unit dest src"]]]:
-    """One unit is the least there is, so one must fit."""
+    """The slices of a product. The smallest slice is one unit, so one unit must fit into memory."""
     what = f"one channel of Φ of {reading.batch} sequences at length {reading.length}"
     check_fits(_bytes(model, tokens), tokens.device, what, "use fewer or shorter sequences")
     return reading.slices(product, units=units)
 
 
 def _bytes(model: HookedLM, tokens: Tensor) -> int:
-    """Of Φ of one unit, for all sequences."""
+    """The bytes of one unit's Φ for all sequences."""
     batch, pos = tokens.shape
     return int(batch * pos**2 * model.embed.weight.element_size())
 

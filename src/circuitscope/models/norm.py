@@ -8,7 +8,7 @@ from circuitscope.hooks import hook, wanted
 
 
 class HookedLayerNorm(nn.LayerNorm):
-    """(x − mean) / scale · weight + bias; `hook_scale` on demand, `hook_normalized` on the result."""
+    """(x − mean) / scale · weight + bias; `hook_scale` carries the scale on demand, `hook_normalized` the result."""
 
     def __init__(self, d_model: int, eps: float):
         super().__init__(d_model, eps=eps)

@@ -1,6 +1,6 @@
-"""Named models: which mixers in which layers, and what the studies mean by "a layer" of each.
+"""Named models: which mixers a model has in which layers, and what the studies count as one layer of it.
 
-In the MQAR studies a layer is a token mixer followed by an MLP; the bare blocks have no MLP.
+In the MQAR studies a layer is a token mixer followed by an MLP; bare blocks have no MLP.
 """
 
 from collections.abc import Callable
@@ -27,14 +27,14 @@ def _stack(mixer: Any, **fields: Any) -> Callable[[int], dict[str, Any]]:
 
 
 def _based(n: int) -> dict[str, Any]:
-    """Gated conv and linear attention alternate; a single layer is the linear attention."""
+    """Gated conv and linear attention in turn; a single layer is linear attention."""
     attention = {"name": "based", "feature_dim": 8}
     layers = [attention if i % 2 else "gated_conv" for i in range(n)] if n > 1 else [attention]
     return {"mixers": layers, "positions": "learned", "init": "gpt2"}
 
 
 def _mambaformer(n: int) -> dict[str, Any]:
-    """A Mamba block, then n times attention and Mamba."""
+    """A Mamba block, then n pairs of attention and Mamba."""
     return {"mixers": ["mamba", *[_EIGHT_HEADS, "mamba"] * n], "positions": "none", "state_mixer": "none"}
 
 
@@ -43,7 +43,7 @@ def _standard_hybrid(n: int) -> dict[str, Any]:
 
 
 def _one_hybrid(n: int) -> dict[str, Any]:
-    """n Mamba blocks, the middle two replaced by attention and Mamba."""
+    """n Mamba blocks, of which the middle two are replaced by attention and Mamba."""
     stack: list[Any] = ["mamba"] * n
     if n >= 2:
         stack[n // 2 - 1 : n // 2 + 1] = [_EIGHT_HEADS, "mamba"]
@@ -88,7 +88,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def model_mapping(spec: Any) -> dict[str, Any]:
-    """A model's spec as a mapping of its fields: a word is a preset or a mixer, words with commas are mixers."""
+    """A model's spec as a mapping of its fields. One word names a preset or a mixer; words with commas are mixers."""
     if isinstance(spec, Section):
         return spec.model_dump(mode="json")
     if isinstance(spec, str):
@@ -99,7 +99,7 @@ def model_mapping(spec: Any) -> dict[str, Any]:
 
 
 def expand_preset(model: dict[str, Any]) -> dict[str, Any]:
-    """A model's fields with `preset` replaced by what it stands for, and `mixers` as a list."""
+    """The fields of a model, with `preset` replaced by its fields and `mixers` as a list."""
     if "preset" in model:
         if "mixers" in model:
             raise UserError(
@@ -119,7 +119,7 @@ def expand_preset(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def preset_fields(name: str, n_layers: int | None = None) -> dict[str, Any]:
-    """Fields of the model's config for a preset, or for a stack of the mixer with that name.
+    """The fields of a model's config for a preset, or for a stack of the mixer with that name.
 
     `n_layers` counts layers as the preset does.
     """

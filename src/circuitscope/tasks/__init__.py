@@ -1,4 +1,4 @@
-"""Synthetic recall tasks, usable with no trainer: `task("mqar", pairs=4).batch(7)`.
+"""Synthetic recall tasks, which also work without the trainer: `task("mqar", pairs=4).batch(7)`.
 
 A new task is one class with `@register("its_name")` above it, here or in a package that names its module under the
 entry-point group `circuitscope.tasks`.
@@ -39,12 +39,12 @@ __all__ = [
 
 
 def names() -> list[str]:
-    """Names that `task` takes."""
+    """The names that `task` takes."""
     return sorted(TASKS)
 
 
 def task(name: str = "mqar", /, **options: Any) -> Task:
-    """A task by name with the given options; the rest at their defaults."""
+    """A task by name with the given options; all others have their defaults."""
     cls = TASKS[name]
     try:
         return cls.model_validate({"name": name, **options})

@@ -1,4 +1,4 @@
-"""What every task is: a frozen config that makes batches and says of itself all that others must know.
+"""The base of every task: a frozen config that makes batches and describes itself to the rest of the package.
 
 A batch is a pure function of its arguments. Training, analysis and figures ask the task for its roles, loss, metric,
 chance level and sizes; nothing outside a task's own file knows tasks by name.
@@ -23,27 +23,27 @@ from circuitscope.tasks.streams import I64, order, stream_key, words
 
 Split = Literal["train", "validation", "test"]
 Inputs = Literal["tokens", "vectors"]
-Feature = Literal["pairs", "period"]  # what a layout has: key-value pairs with queries, a block that is repeated
+Feature = Literal["pairs", "period"]  # a layout has key-value pairs with queries, or a repeated block
 
 Metric = Callable[[], Float[Tensor, ""]]
-"""Computes the task's metric when it is called, which costs something and is not wanted at every step."""
+"""Computes the task's metric when called; this takes time and is not needed at every step."""
 
 Baseline = Callable[[Batch], Float[Tensor, " label"]]
-"""What a simple rule scores by the task's metric at each labelled position of a batch (their mean is its score)."""
+"""The task's metric of a simple rule at each labelled position of a batch; their mean is the rule's score."""
 
 
 class Task(Section):
-    """Fields every task has. Subclasses add their own and `generate` examples by index.
+    """The fields that every task has. Subclasses add their own and `generate` examples by index.
 
-    A task with `examples=n` trains on n examples, reshuffled each epoch; with None it never repeats.
-    The other splits draw from streams of their own, so they are held out (equal examples by chance
-    aside, which matters only for tiny vocabularies).
+    A task with `examples=n` trains on n examples, reshuffled in each epoch; with None no example repeats.
+    The other splits draw from streams of their own, so they are held out. (Examples can be equal by
+    chance, which matters only for tiny vocabularies.)
 
-    roles     what its positions are for
-    features  what its layouts have
+    roles     the roles that its positions have
+    features  what its layouts contain
     inputs    what a model reads: token numbers or vectors
-    metric    the name of its metric, also of the column in metrics.jsonl
-    small     options that make an example which fits on a screen
+    metric    the name of its metric, which is also the column in metrics.jsonl
+    small     options for an example that fits on a screen
     """
 
     current_version: ClassVar[int] = 1
@@ -55,12 +55,12 @@ class Task(Section):
 
     name: str
     version: int = Field(default=1, description="version of the task's definition")
-    examples: int | None = Field(default=None, ge=1, lt=2**40, description="size of the training set; none: endless")
+    examples: int | None = Field(default=None, ge=1, lt=2**40, description="size of the training set; none is endless")
 
     @property
     @abstractmethod
     def max_length(self) -> int:
-        """Longest sequence the task makes."""
+        """The length of the longest sequence that the task makes."""
 
     @abstractmethod
     def generate(self, key: int, examples: I64) -> Batch:
@@ -72,7 +72,7 @@ class Task(Section):
 
     @abstractmethod
     def loss(self, model: Any, batch: Batch) -> tuple[Float[Tensor, ""], Metric]:
-        """What training makes small, with its gradient, and the metric on the same batch."""
+        """The loss that training minimizes, with its gradient, and the metric on the same batch."""
 
     @abstractmethod
     def evaluate(self, model: Any, batch: Batch) -> tuple[float, float]:
@@ -83,12 +83,12 @@ class Task(Section):
         """A value of the metric as people read it: `accuracy  97.1%`."""
 
     def sizes(self) -> dict[str, int]:
-        """The sizes worth naming in a heading, by name."""
+        """The sizes that a heading shows, by name."""
         return {"length": self.max_length}
 
     @property
     def chance(self) -> float | None:
-        """The metric of guessing among what the context offers; None where nothing is offered."""
+        """The metric of a guess among the answers that the context offers; None if it offers none."""
         return None
 
     @property
@@ -111,7 +111,7 @@ class Task(Section):
         Args:
             step: which batch, from 0.
             split: "train", "validation" or "test".
-            size: examples in a batch; 64 by default.
+            size: examples per batch; 64 by default.
             seed: another seed gives other examples of the same task; 0 by default.
         """
         size = 64 if size is None else size
@@ -137,6 +137,6 @@ register = TASKS.register
 
 @lru_cache(maxsize=2)
 def _shuffled(key: int, epoch: int, n: int) -> I64:
-    """Order of the n examples in an epoch."""
+    """The order of the n examples in an epoch."""
     permutation: I64 = order(words(stream_key(key, "epoch", epoch), np.zeros(1, dtype=np.int64), n))[0]
     return permutation

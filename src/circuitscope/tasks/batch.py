@@ -1,4 +1,4 @@
-"""What a task returns: tokens, labels, and the layout that says which position plays which role."""
+"""What a task returns: tokens, labels, and the layout, which gives the role of every position."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -13,11 +13,11 @@ Rows = slice | Int[Tensor, " row"]
 
 @dataclass(frozen=True)
 class Layout:
-    """Roles by position, and which positions belong together.
+    """The role of every position, and which positions belong together.
 
-    Pair p of an example is bound as `key_pos[:, p]` → `value_pos[:, p]`; query q asks for pair
-    `query_pair[:, q]` at `query_pos[:, q]`. Tasks without pairs leave these None. `period` is the
-    block length of repeated sequences: tokens at i and i + period are equal from position 1 on.
+    In pair p of an example, the key at `key_pos[:, p]` is bound to the value at `value_pos[:, p]`. Query q
+    stands at `query_pos[:, q]` and asks for pair `query_pair[:, q]`. These are None for tasks without pairs.
+    `period` is the block length of repeated sequences: tokens at i and i + period are equal from position 1 on.
     """
 
     roles: Int8[Tensor, "batch pos"]
@@ -28,7 +28,7 @@ class Layout:
     period: int | None = None
 
     def answer_pos(self) -> Int[Tensor, "batch query"]:
-        """Position of the context value each query asks for."""
+        """The position of the context value that each query asks for."""
         if self.value_pos is None or self.query_pair is None:
             raise ValueError("this layout has no key-value pairs")
         return self.value_pos.gather(1, self.query_pair)
@@ -42,7 +42,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens with labels (−100 where there is none) and their layout."""
+    """Tokens, their labels (−100 where there is none) and their layout."""
 
     tokens: Int[Tensor, "batch pos"]
     labels: Int[Tensor, "batch pos"]

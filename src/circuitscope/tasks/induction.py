@@ -18,7 +18,7 @@ from circuitscope.tasks.token_task import TokenTask
 class Induction(TokenTask):
     """`0 s s … s`: a start token, then a block s of n distinct random tokens, r times.
 
-    Labels: the next token, from the second repeat on, where it can be known.
+    From the second repeat on, where the next token can be known, it is the label.
     """
 
     roles = (Role.START, Role.BLOCK)
@@ -27,7 +27,7 @@ class Induction(TokenTask):
 
     name: Literal["induction"] = "induction"
     block: int = Field(default=25, ge=2, le=2**20, description="block length n")
-    repeats: int = Field(default=4, ge=2, le=2**20, description="how often the block is repeated, r")
+    repeats: int = Field(default=4, ge=2, le=2**20, description="how often the block occurs, r")
 
     @model_validator(mode="after")
     def _possible(self) -> "Induction":
@@ -44,7 +44,7 @@ class Induction(TokenTask):
 
     @classmethod
     def fitting(cls, max_length: int, vocab_size: int) -> "Induction":
-        """The longest of these sequences that a model can take: 25 × 4 where it fits."""
+        """The longest of these sequences that a model can take: 25 × 4 if it fits."""
         block = min(25, (max_length - 1) // 4, vocab_size - 1)
         if block < 2:
             raise UserError(f"induction sequences need at least 9 positions, the model has {max_length}")

@@ -29,10 +29,10 @@ _ROWS_AT_ONCE = 2048  # bounds the working memory of a large request
 class MQAR(TokenTask):
     """k keys bound to k values, then queries scattered over the rest of the sequence.
 
-    Keys are distinct tokens of [1, V/2), values of [V/2, V); with `shared_vocabulary` both come from
-    [1, V) and the 2k tokens of an example are distinct. Query slots are every second position after
-    the context; k distinct slots are drawn with p_i ∝ a · i^(a−1), i = 1..S (`power` is a). The
-    label of a query stands at the query's own position.
+    Keys are distinct tokens of [1, V/2), values are distinct tokens of [V/2, V). With `shared_vocabulary`
+    both come from [1, V), and the 2k tokens of an example are distinct. Every second position after the
+    context is a query slot; k distinct slots are drawn with p_i ∝ a · i^(a−1), i = 1..S (`power` is a).
+    The label of a query stands at the query's own position.
     """
 
     roles = (Role.KEY, Role.VALUE, Role.QUERY, Role.FILLER)
@@ -42,20 +42,20 @@ class MQAR(TokenTask):
     name: Literal["mqar"] = "mqar"
     length: int = Field(default=64, ge=4, le=2**24, description="sequence length L, even, at least 4 · pairs")
     pairs: int = Field(default=4, ge=1, description="key-value pairs k in the context")
-    queries: int | None = Field(default=None, ge=1, description="how many of the keys are asked for; none: all")
-    examples: int | None = Field(default=20_000, ge=1, lt=2**40, description="size of the training set; none: endless")
+    queries: int | None = Field(default=None, ge=1, description="how many keys are asked for; none means all")
+    examples: int | None = Field(default=20_000, ge=1, lt=2**40, description="training examples; none means endless")
     filler: Literal["clean", "random", "zero"] = Field(
         default="clean",
-        description="between queries: random tokens that are not keys of the example (clean),"
+        description="tokens between queries: random ones that are not keys of the example (clean),"
         " any random tokens (random: about 0.025 false bindings per example at the default size),"
         " or token 0 (zero)",
     )
-    shared_vocabulary: bool = Field(default=False, description="keys and values from one vocabulary")
-    power: float = Field(default=0.01, gt=0, description="exponent a of the slot law; 1 is uniform")
+    shared_vocabulary: bool = Field(default=False, description="keys and values share one vocabulary")
+    power: float = Field(default=0.01, gt=0, description="exponent a of the slots' distribution; 1 is uniform")
     slots_in_draw_order: bool = Field(
         default=False,
-        description="assign slots to keys in the order drawn, as the public benchmark does;"
-        " the slot then leaks the key",
+        description="give the slots to the keys in the order of drawing, as the public benchmark does;"
+        " then the slot reveals the key",
     )
 
     @model_validator(mode="after")
@@ -84,7 +84,7 @@ class MQAR(TokenTask):
 
     @property
     def chance(self) -> float:
-        """Accuracy of answering with any value of the context."""
+        """The accuracy of answering with an arbitrary value of the context."""
         return 1 / self.pairs
 
     @property
@@ -133,9 +133,9 @@ class MQAR(TokenTask):
         return 1 + keys, half + values
 
     def _queries(self, key: int, examples: I64, q: int) -> tuple[I64, I64]:
-        """Positions of the queries and the pair each asks for, both [example, query].
+        """The positions of the queries and the pair that each asks for, both [example, query].
 
-        Slots without replacement with weights p are the q smallest of Exp(1) / p_i, in draw order.
+        To draw q slots with weights p without replacement, it takes the q smallest of Exp(1) / p_i, in order of size.
         """
         n_slots = (self.length - 2 * self.pairs) // 2
         weight = np.arange(1, n_slots + 1, dtype=np.float64) ** (self.power - 1)
@@ -163,17 +163,17 @@ class MQAR(TokenTask):
 
 @register("ar")
 class AR(MQAR):
-    """Associative recall: MQAR with one query, on the small vocabulary of the older task."""
+    """Associative recall: MQAR with one query and the small vocabulary of the older task."""
 
     small: ClassVar = {"length": 16, "pairs": 3}
 
     name: Literal["ar"] = "ar"  # type: ignore[assignment]
     vocab_size: int = Field(default=50, ge=4, lt=2**31, description="number of tokens")
-    queries: int = Field(default=1, ge=1, le=1, description="one: that is what AR means")
+    queries: int = Field(default=1, ge=1, le=1, description="always one in AR")
 
 
 def any_value(batch: Batch) -> Float[Tensor, " label"]:
-    """How often any value of the context is right, at each label: the share of the values that equal the label."""
+    """How often an arbitrary value of the context is right at each label: the share of values that equal the label."""
     if batch.layout.value_pos is None:
         raise ValueError("this layout has no key-value pairs")
     where, target = batch.labelled()
@@ -182,7 +182,7 @@ def any_value(batch: Batch) -> Float[Tensor, " label"]:
 
 
 def _smallest(x: NDArray[np.float64], count: int) -> I64:
-    """Indices of the `count` smallest entries of each row, in increasing order of the entry."""
+    """The indices of the `count` smallest entries of each row, in increasing order of the entry."""
     if count < x.shape[1]:
         part = np.argpartition(x, count - 1, axis=1)[:, :count]
     else:

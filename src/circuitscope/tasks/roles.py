@@ -1,6 +1,6 @@
-"""What a position of a sequence is for, with the one colour it has in figures, in the report and in the terminal.
+"""The roles of positions in a sequence, each with its one colour for figures, the report and the terminal.
 
-Six roles come with the package; a task that needs another adds it: `NOISE = Role.add("noise", "#CC79A7", "to ignore")`.
+Six roles come with the package. A task can add another: `NOISE = Role.add("noise", "#CC79A7", "to ignore")`.
 """
 
 import re
@@ -9,11 +9,11 @@ from typing import ClassVar
 
 from circuitscope.errors import UserError, unknown
 
-_MOST = 127  # roles stand in tensors of 8-bit integers
+_MOST = 127  # layouts store roles as 8-bit integers
 
 
 class _Listed(type):
-    """Lets `for role in Role` and `len(Role)` go over all roles that are known."""
+    """Makes `for role in Role` and `len(Role)` cover all roles that are known."""
 
     def __iter__(cls) -> Iterator["Role"]:
         return iter(list(_KNOWN.values()))
@@ -25,8 +25,8 @@ class _Listed(type):
 class Role(int, metaclass=_Listed):
     """A role is its number in `Layout.roles`, with a name, a colour and a few words about it.
 
-    `Role(3)` and `Role.named("query")` look a role up. Numbers are given in the order of adding and may differ from
-    one process to the next, so only names are saved to disk.
+    `Role(3)` and `Role.named("query")` look a role up. Roles are numbered in the order in which they are added, which
+    may differ from one process to the next, so only names are saved to disk.
     """
 
     name: str
@@ -48,12 +48,12 @@ class Role(int, metaclass=_Listed):
 
     @classmethod
     def add(cls, name: str, colour: str, about: str) -> "Role":
-        """A new role, or the one of that name if it is described in the same way."""
+        """Adds a role, or returns the known role of that name if its colour and description are the same."""
         if name in _KNOWN:
             known = _KNOWN[name]
             if (known.colour, known.about) != (colour, about):
                 raise UserError(
-                    f"the role '{name}' is there already, {known.colour}, \"{known.about}\";"
+                    f"the role '{name}' exists already, {known.colour}, \"{known.about}\";"
                     f' use Role.named("{name}"), or choose another name'
                 )
             return known
@@ -71,7 +71,7 @@ class Role(int, metaclass=_Listed):
 
     @classmethod
     def named(cls, name: str) -> "Role":
-        """The role of that name, in small or capital letters."""
+        """The role of that name, which may be in small or capital letters."""
         if name.lower() not in _KNOWN:
             raise unknown("role", name, _KNOWN)
         return _KNOWN[name.lower()]
@@ -82,7 +82,7 @@ class Role(int, metaclass=_Listed):
 
 _KNOWN: dict[str, Role] = {}
 
-# Colours of Okabe and Ito; no black and no white, so that they can be seen on light and on dark.
+# Colours of Okabe and Ito, without black and white, so that all are visible on light and on dark backgrounds.
 Role.FILLER = Role.add("filler", "#B3B3B3", "says nothing about the answer")
 Role.KEY = Role.add("key", "#0072B2", "what a value is bound to")
 Role.VALUE = Role.add("value", "#D55E00", "what a key stands for, right after it")

@@ -1,7 +1,7 @@
 """Random numbers by address: draw `j` of example `i` is a pure function of (key, i, j).
 
-SplitMix64 over a counter. No generator state exists, so any example of any split can be made alone,
-in any order, and the numbers do not depend on the version of numpy.
+The generator is SplitMix64 over a counter. It has no state, so any example of any split can be made alone
+and in any order, and the numbers do not depend on the version of numpy.
 """
 
 import hashlib
@@ -53,8 +53,8 @@ def order(w: U64) -> I64:
 def distinct(w: U64, n: int) -> I64:
     """k distinct integers in [0, n) per row, in random order, from 2k words.
 
-    Floyd's algorithm, all rows at once: O(k²) comparisons per row and nothing of size n, where tiling
-    the vocabulary per example would need O(n) memory.
+    This is Floyd's algorithm on all rows at once. It takes O(k²) comparisons per row and no array of size n,
+    whereas tiling the vocabulary for each example would need O(n) memory.
     """
     k = w.shape[1] // 2
     chosen = np.empty((len(w), k), dtype=np.int64)

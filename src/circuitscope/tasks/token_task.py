@@ -1,4 +1,4 @@
-"""Tasks on tokens: cross-entropy at labelled positions, and the share of them answered right."""
+"""Tasks on tokens: the loss is the cross-entropy at labelled positions, the metric the share of right answers."""
 
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from circuitscope.tasks.batch import Batch
 
 
 class TokenModel(Protocol):
-    """What these tasks ask of a model: its unembedding, and the states that it reads at some positions."""
+    """What these tasks need of a model: its unembedding, and what the unembedding reads at given positions."""
 
     @property
     def W_U(self) -> Float[Tensor, "d_model vocab"]: ...
@@ -36,7 +36,7 @@ class TokenTask(Task):
         return {"vocab_size": self.vocab_size, "max_length": self.max_length}
 
     def loss(self, model: TokenModel, batch: Batch) -> tuple[Float[Tensor, ""], Metric]:
-        """Mean cross-entropy of the labels. States elsewhere, and logits, are never made."""
+        """The mean cross-entropy of the labels. It makes no logits and no final states at other positions."""
         tokens, where, target = _on_device_of(model, batch)
         weight = model.W_U.T
         hidden = model.hidden(tokens, where)
@@ -57,7 +57,7 @@ class TokenTask(Task):
 
 
 def _on_device_of(model: TokenModel, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, flat labelled positions and labels, found on the CPU and then moved."""
+    """Tokens, flat labelled positions and labels, found on the CPU and then moved to the model's device."""
     device = model.W_U.device
     where, target = batch.labelled()
     return batch.tokens.to(device), where.to(device), target.to(device)

@@ -1,1 +1,1 @@
-"""Training: the loop, the run on disk, checkpoints and resume points."""
+"""Training: the loop, the optimizer and its schedule, the device, trackers, and the repetition of a run."""

@@ -1,4 +1,4 @@
-"""Where a run computes: the device, the precision, and what is set up on it."""
+"""Where a run computes: the device, the precision, and the settings of both."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from circuitscope.memory import keep_freed_memory
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; `auto` is CUDA, else Apple's GPU, else the CPU."""
+    """The device of that name; `auto` is CUDA if available, otherwise Apple's GPU, otherwise the CPU."""
     have = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return torch.device(next(d for d in ("cuda", "mps", "cpu") if have[d]))
@@ -23,14 +23,14 @@ def choose_device(name: str) -> torch.device:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """bfloat16 autocast on CUDA by default, elsewhere only when asked."""
+    """Autocast to bfloat16: by default on CUDA, on other devices only if the config asks for it."""
     half = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half)
 
 
 @contextmanager
 def set_up(device: torch.device, config: TrainConfig) -> Iterator[None]:
-    """Thread count, memory and deterministic kernels for a run; afterwards threads and kernels are as before."""
+    """Sets thread count, memory and deterministic kernels for a run, and restores threads and kernels afterwards."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     if config.threads is not None:
         torch.set_num_threads(config.threads)

@@ -1,4 +1,4 @@
-"""AdamW with decay on matrices only, and its state by parameter name."""
+"""AdamW with weight decay on matrices only, and its state by parameter name."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ _MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW; parameters with fewer than two axes, or with a true `no_weight_decay`, are exempt."""
+    """AdamW; parameters with fewer than two axes or with a true `no_weight_decay` have no weight decay."""
     decayed: list[nn.Parameter] = []
     exempt: list[nn.Parameter] = []
     for parameter in model.parameters():
@@ -37,7 +37,7 @@ def moments_of(optimizer: torch.optim.AdamW, model: nn.Module) -> dict[str, torc
 def restore_moments(
     optimizer: torch.optim.AdamW, model: nn.Module, moments: dict[str, torch.Tensor], step: int
 ) -> None:
-    """Puts the moments back as they were after `step` updates."""
+    """Restores the moments as they were after `step` updates."""
     on_device = next(model.parameters()).device.type == "cuda"
     for name, parameter in model.named_parameters():
         state = optimizer.state[parameter]

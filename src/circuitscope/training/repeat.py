@@ -1,7 +1,7 @@
-"""Repeating a stretch of a run with denser checkpoints.
+"""Repeats a stretch of a run with denser checkpoints.
 
-A run is exactly repeatable: the same updates are made again from the nearest resume point, and wherever the run
-had saved a checkpoint the weights must come out equal bit by bit.
+A run is exactly repeatable. The trainer makes the same updates again from the nearest resume point, and wherever the
+run has a checkpoint, the repeated weights must equal it bit by bit.
 """
 
 import shutil
@@ -21,10 +21,10 @@ from circuitscope.training.trainer import Trainer
 class Repetition:
     """The result of repeating a stretch.
 
-    equal    steps saved before at which the weights came out equal bit by bit
+    equal    steps with an earlier checkpoint that the repeated weights equal bit by bit
     added    steps that have a checkpoint now and had none before
-    differs  the first saved step at which the weights came out different, and the largest difference of a weight;
-             no checkpoint after the last equal one is kept
+    differs  the first step with an earlier checkpoint that the repeated weights do not equal, and the largest
+             difference of a weight; no new checkpoint after the last equal step is kept
     """
 
     began: int
@@ -36,7 +36,7 @@ class Repetition:
 def repeat(run: Run, first: int, last: int, every: int, progress: Progress | None = None) -> Repetition:
     """Makes the updates up to `last` again and saves a checkpoint every `every` steps from `first` on.
 
-    New checkpoints join the run's own once a saved one at or after them has come out equal.
+    New checkpoints are added to the run once an earlier checkpoint at a later step has been found equal.
     """
     progress = progress or Silent()
     config = run.config
@@ -56,7 +56,7 @@ def repeat(run: Run, first: int, last: int, every: int, progress: Progress | Non
             trainer.rewind(before=first)
             began = trainer.step
             saved = [s for s in run.steps if began < s]
-            end = min((s for s in saved if s >= last), default=saved[-1] if saved else began)  # it proves the rest
+            end = min((s for s in saved if s >= last), default=saved[-1] if saved else began)  # it proves all before it
             waiting.mkdir(exist_ok=True)
             out = Repetition(began)
             progress.say(f"repeating steps {began} to {end} of {run.path}")
@@ -95,7 +95,7 @@ def _go(
 
 
 def _keep(trainer: Trainer, run: Run) -> int:
-    """Sets the weights aside until a saved checkpoint proves them."""
+    """Sets the weights aside until a checkpoint of the run proves them right."""
     path = run.checkpoints.folder / ".repeated" / checkpoint_name(trainer.step)
     write_checkpoint(path, trainer.step, snapshot(trainer.model.state_dict().items()))
     return trainer.step

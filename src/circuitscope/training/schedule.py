@@ -1,4 +1,4 @@
-"""Pure functions of the step: the learning rate, and what is saved when."""
+"""Pure functions of the step: the learning rate, and whether a checkpoint or a resume point is saved."""
 
 import math
 
@@ -6,7 +6,7 @@ from circuitscope.config.train import TrainConfig
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Rate of the update from step to step + 1: linear warmup, then constant, linear to 0, or cosine to 0."""
+    """The rate of the update from step to step + 1: linear warmup, then constant, linear to 0, or cosine to 0."""
     warmup = math.ceil(config.warmup * config.steps)
     if step < warmup:
         return config.lr * (step + 1) / warmup
@@ -19,7 +19,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 def saves_checkpoint(step: int, config: TrainConfig) -> bool:
-    """Whether weights are saved after `step` updates: first, last, every N; with log also 1, 2, 4 … up to N."""
+    """Whether weights are saved after `step` updates: at 0, the last and every N; with log also 1, 2, 4 … up to N."""
     if step in (0, config.steps) or step % config.save_every == 0:
         return True
     return config.save_schedule == "log" and step < config.save_every and step & (step - 1) == 0

@@ -1,4 +1,4 @@
-"""Optional mirrors of metrics.jsonl: TensorBoard and Weights & Biases, only when asked for."""
+"""Optional copies of metrics.jsonl in TensorBoard and Weights & Biases, made only if the config asks for them."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,7 +12,7 @@ Track = Callable[[dict[str, Any]], None]
 
 
 class Trackers:
-    """The mirrors that a config asks for; each is told every row of metrics and is closed at the end."""
+    """The trackers that a config asks for. Each receives every row of metrics and is closed at the end."""
 
     def __init__(self, config: RunConfig, run: Run):
         self.config, self.run = config, run
@@ -36,7 +36,7 @@ class Trackers:
 
 
 def check_trackers(config: RunConfig) -> None:
-    """Fails before a run is made if an asked-for package is missing."""
+    """Refuses a config, before there is a run, if a tracker's package is missing."""
     if config.train.tensorboard:
         try:
             import torch.utils.tensorboard  # noqa: F401
@@ -50,7 +50,7 @@ def check_trackers(config: RunConfig) -> None:
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:
-    """The loss, the task's metric and the learning rate of a row: `validation/loss`."""
+    """The loss, the task's metric and the learning rate of a row, under names such as `validation/loss`."""
     left_out = ("step", "split", "tokens", "seconds")
     return {f"{row['split']}/{k}": v for k, v in row.items() if k not in left_out and not isinstance(v, list)}
 
@@ -70,9 +70,9 @@ def _tensorboard(run: Run, closing: ExitStack) -> Track:
 
 
 def _wandb(config: RunConfig, run: Run, project: str, closing: ExitStack) -> Track:
-    """A run of Weights & Biases under a random id that is kept with ours, so that resuming finds it again.
+    """A run of Weights & Biases under a random id, which our run keeps so that resuming finds it again.
 
-    Folder names repeat from machine to machine. Runs made before there was an id were known by their folder's name.
+    The folder's name is not enough, because several machines may use the same one. Older runs have no id and use it.
     """
     import wandb
 

@@ -1,7 +1,7 @@
-"""The training loop: step, log, evaluate, save; resumable to the same bits.
+"""The training loop: it steps, logs, evaluates and saves, and a stopped run resumes to the same bits.
 
-What a step computes depends only on the config and the step number: batches are addressed by step,
-the learning rate is a function of it, and there is no other state than weights and AdamW moments.
+A step depends only on the config, the step number, the weights and the moments of AdamW: the step number
+determines the batch and the learning rate, and there is no other state.
 """
 
 import math
@@ -40,7 +40,7 @@ def train(
     device = choose_device(config.train.device)
     check_trackers(config)
     with torch.device("meta"):
-        HookedLM(config.model)  # sizes that cannot be fail here, before there is a run
+        HookedLM(config.model)  # impossible sizes fail here, before there is a run
     threads = config.train.threads or torch.get_num_threads()
     run = create_run(config, root=root, name=name, device=device.type, threads=threads, wandb_id=secrets.token_hex(8))
     _train(run, config, device, progress or Silent())
@@ -48,10 +48,10 @@ def train(
 
 
 def resume(run: Run, *, progress: Progress | None = None) -> Run:
-    """Continues a run from its newest readable resume point, to the same weights as if it had never stopped."""
+    """Continues a run from its newest readable resume point and reaches the weights of a run that never stopped."""
     progress = progress or Silent()
     if run.status.get("state") == "finished":
-        progress.say(f"{run.path} is finished already, at step {run.status['step']}")
+        progress.say(f"{run.path} is already finished, at step {run.status['step']}")
         return run
     config = run.config
     device = choose_device(config.train.device)
@@ -68,7 +68,7 @@ def resume(run: Run, *, progress: Progress | None = None) -> Run:
 
 
 class Interrupted(Exception):
-    """SIGTERM or Ctrl-C arrived; the run was saved and can be resumed."""
+    """SIGTERM or Ctrl-C arrived. The run was saved and can be resumed."""
 
     def __init__(self, message: str, signum: int):
         super().__init__(message)
@@ -93,7 +93,7 @@ def _train(run: Run, config: RunConfig, device: torch.device, progress: Progress
         _try_status(run, "diverged", trainer.step, str(error))
         raise
     except BrokenPipeError:
-        _try_status(run, "stopped", trainer.step, "the program that read the output went away")
+        _try_status(run, "stopped", trainer.step, "the program that read the output has ended")
         raise
     except (RunFailed, OSError) as error:
         message = str(error) if isinstance(error, RunFailed) else f"cannot write to {run.path}: {error.strerror}"
@@ -107,7 +107,7 @@ def _train(run: Run, config: RunConfig, device: torch.device, progress: Progress
 
 
 class Trainer:
-    """One pass of training over one run. `step` counts the updates done."""
+    """Trains one run once, from its start or from a resume point. `step` counts the updates done."""
 
     def __init__(self, run: Run, config: RunConfig, device: torch.device, progress: Progress):
         self.run, self.config, self.device, self.progress = run, config, device, progress
@@ -117,7 +117,7 @@ class Trainer:
         self.seed = config.train.batch_seed
 
     def build(self) -> None:
-        """Makes the model as the seed determines it, and its optimizer."""
+        """Makes the model, which the seed determines, and its optimizer."""
         self.model = HookedLM(self.config.model, seed=self.config.train.seed).to(self.device).train()
         self.optimizer = make_optimizer(self.model, self.config.train)
 
@@ -167,7 +167,7 @@ class Trainer:
                 reached = self._evaluate(record) >= (cfg.early_stop or math.inf)
             if reached or saves_checkpoint(self.step, cfg):
                 self._save()
-            if reached:  # no resume point here: resumed from it, a killed run would train past its end
+            if reached:  # no resume point here: a killed run that resumed from it would train past its end
                 self.progress.say(f"validation {self.task.metric} {cfg.early_stop:.0%} reached at step {self.step}")
                 return
             if saves_resume_point(self.step, cfg) or self.caught:
@@ -176,16 +176,16 @@ class Trainer:
                 self._stop()
 
     def _stop(self) -> NoReturn:
-        """Ends the run on a signal, once all is on the disk."""
+        """Ends the run after a signal, once everything is on the disk."""
         self.writer.flush()
         raise Interrupted(
             f"stopped by {signal.Signals(self.caught[0]).name} at step {self.step};"
-            f" go on with: circuitscope train --resume {shlex.quote(str(self.run.path))}",
+            f" continue with: circuitscope train --resume {shlex.quote(str(self.run.path))}",
             self.caught[0],
         )
 
     def update(self, measure: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """One optimizer step on batch number `self.step`; its loss and, when measured, its metric."""
+        """Makes one update on batch number `self.step`; gives its loss and, if `measure` is set, its metric."""
         cfg = self.config.train
         batch = self._batch(self.step, "train", cfg.batch_size)
         for group in self.optimizer.param_groups:
@@ -207,13 +207,13 @@ class Trainer:
 
     @torch.no_grad()
     def _evaluate(self, record: Any) -> float:
-        """Loss and metric on the held-out batches, the same ones every time; gives the metric."""
+        """Records loss and metric on the held-out batches, which are always the same, and returns the metric."""
         cfg = self.config.train
         losses, metrics = [], []
         self.model.eval()
         for i in range(cfg.eval_batches):
             if self.caught and self.step == 0:
-                self._stop()  # nothing to save yet: the start follows from the seed
+                self._stop()  # there is nothing to save yet: the seed determines the start
             with autocast(self.device, cfg.precision):
                 loss, metric = self.task.evaluate(self.model, self._batch(i, "validation", cfg.eval_batch_size))
             losses.append(loss)
@@ -242,14 +242,14 @@ class Trainer:
         self.writer.save_resume_point(self.step, self.model, moments_of(self.optimizer, self.model))
 
     def _restore(self) -> None:
-        """Continues from the newest readable resume point, with the counters as they were."""
+        """Loads the newest readable resume point and sets the counters as they were."""
         self.rewind()
         self.writer.written = sum(s < self.step for s in self.writer.steps())
         self.seconds = max((r["seconds"] for r in read_metrics(self.run.path) if r["step"] <= self.step), default=0.0)
         self.progress.say(f"resuming {self.run.path} from step {self.step}")
 
     def rewind(self, before: float = math.inf) -> None:
-        """Loads the newest readable resume point at or before a step; without one, the start stays."""
+        """Loads the newest readable resume point at or before a step; without one, the model stays at its start."""
         saved = self.run.checkpoints
         for step in reversed([s for s in saved.resume_steps() if s <= before]):
             try:
@@ -271,14 +271,14 @@ class Trainer:
             )
 
     def _check_weights(self) -> None:
-        """No checkpoint ever holds a weight that is not finite."""
+        """Makes sure that no checkpoint holds a weight that is not finite."""
         total = sum(p.detach().sum(dtype=torch.float64) for p in self.model.parameters())
         self._check(torch.as_tensor(total), "sum of the weights")
 
 
 @contextmanager
 def _catch_signals() -> Iterator[list[int]]:
-    """Gives a list to which SIGTERM and SIGINT are appended; a second Ctrl-C stops at once."""
+    """Gives a list to which SIGTERM and SIGINT are appended; a second signal stops at once."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught
@@ -298,7 +298,7 @@ def _catch_signals() -> Iterator[list[int]]:
 
 
 def _try_status(run: Run, state: RunState, step: int, message: str) -> None:
-    """Records how a run ended, if the disk can still be written."""
+    """Records how a run ended, if it is still possible to write to the disk."""
     try:
         run.write_status(state, step, message)
     except OSError:
