@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.rows import Section, duration, markdown
 from benchmarks.workload import SHAPES, Shape, take_step, trainer_at
-from circuitscope.training import trainer as trainer_module
+from circuitscope.tasks import token_task
 from circuitscope.training.trainer import Trainer
 
 _REST = "rest (rate, checks, accuracy when logged)"
@@ -43,7 +43,7 @@ def section_seconds(trainer: Trainer, steps: int) -> dict[str, list[float]]:
     parts = {
         "batch": (trainer, "_batch"),
         "forward": (trainer.model, "hidden"),
-        "loss": (trainer_module, "linear_cross_entropy"),
+        "loss": (token_task, "linear_cross_entropy"),
         "backward": (torch.Tensor, "backward"),
         "clip": (torch.nn.utils, "clip_grad_norm_"),
         "optimizer": (trainer.optimizer, "step"),
