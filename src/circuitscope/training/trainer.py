@@ -184,6 +184,7 @@ class Trainer:
             self.caught[0],
         )
 
+    @torch.enable_grad()
     def update(self, measure: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """One optimizer step on batch number `self.step`; its loss and, when measured, its metric."""
         cfg = self.config.train
