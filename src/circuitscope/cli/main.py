@@ -11,6 +11,7 @@ import typer
 
 from circuitscope.cli import analyze, doctor, models, phi, plot, probe, report, tasks, train, zoom
 from circuitscope.errors import RunFailed, UserError
+from circuitscope.registry import outside_module
 
 _UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -85,7 +86,12 @@ def _run() -> int:
             return _cannot_write(error)
         if debug:
             raise
-        _print_error(f"{type(error).__name__}: {error} (this is a bug; --debug shows where)")
+        if isinstance(error, MemoryError):
+            _print_error(f"out of memory: {error}; ask for less, for example with fewer --sequences")
+            return 1
+        module = outside_module(error)
+        whose = f"in {module}, which another package brings" if module else "this is a bug"
+        _print_error(f"{type(error).__name__}: {error} ({whose}; --debug shows where)")
         return 1
 
 
