@@ -111,7 +111,7 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
             point.load()
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             package = point.dist.name if point.dist is not None else point.value
             raise UserError(
                 f"the installed package {package} brings the {self.kind} '{point.name}' and cannot be loaded:"

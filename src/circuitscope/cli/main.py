@@ -11,7 +11,6 @@ import typer
 
 from circuitscope.cli import analyze, doctor, models, phi, plot, probe, report, tasks, train, zoom
 from circuitscope.errors import RunFailed, UserError
-from circuitscope.registry import outside_module
 
 _UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -89,6 +88,8 @@ def _run() -> int:
         if isinstance(error, MemoryError):
             _print_error(f"out of memory: {error}; ask for less, for example with fewer --sequences")
             return 1
+        from circuitscope.registry import outside_module  # not needed for help
+
         module = outside_module(error)
         whose = f"in {module}, which another package brings" if module else "this is a bug"
         _print_error(f"{type(error).__name__}: {error} ({whose}; --debug shows where)")
