@@ -117,6 +117,18 @@ def test_nor_may_two_packages_have_one_name_and_one_may_register_its_own_again(t
         toys.add("kite", "flat", "second")
 
 
+@pytest.mark.parametrize("name", ["", "../kite", "a kite", ".kite"])
+def test_a_name_is_fit_for_the_name_of_a_file(toys, name):
+    with pytest.raises(UserError, match=r"first cannot register the toy .*: a name has letters, digits"):
+        toys.add(name, "flat", "first")
+
+
+def test_a_package_that_ends_the_program_when_it_is_loaded_is_named(reachable, install):
+    install("toy-exit", "circuitscope.toys", "raise SystemExit(0)")
+    with pytest.raises(UserError, match="toy-exit brings the toy 'toy' and cannot be loaded: SystemExit"):
+        list(reachable)
+
+
 def test_a_package_that_cannot_be_loaded_is_named(reachable, install):
     install("toy-broken", "circuitscope.toys", "import a_module_that_is_nowhere")
     with pytest.raises(

@@ -6,6 +6,8 @@ first looked up.
 """
 
 import importlib
+import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
@@ -14,6 +16,13 @@ from circuitscope.errors import UserError, unknown
 
 Thing = TypeVar("Thing")
 _OWN = "circuitscope."
+_OUTSIDE: set[str] = set()  # modules of others that registered something
+
+
+def outside_module(error: BaseException) -> str:
+    """The module of another package in which an error arose, directly or below it; or ""."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((module for module in reversed(modules) if module in _OUTSIDE), "")
 
 
 class Registry(Mapping[str, Thing], Generic[Thing]):
@@ -34,8 +43,11 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
 
     def add(self, name: str, thing: Thing, module: str) -> None:
         """Registers a thing that `module` defines. Other packages cannot take a name of this package."""
+        if not re.fullmatch(r"\w[\w.-]*", name):  # names are parts of the names of files
+            raise UserError(f"{module} cannot register the {self.kind} '{name}': a name has letters, digits and _ . -")
         if not module.startswith(_OWN):
             self._load_own()
+            _OUTSIDE.add(module)
         before = self._from.get(name)
         if before is not None and before != module:
             whose = "circuitscope's own" if before.startswith(_OWN) else f"registered by {before}"
@@ -100,7 +112,7 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
             point.load()
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             package = point.dist.name if point.dist is not None else point.value
             raise UserError(
                 f"the installed package {package}, which provides the {self.kind} '{point.name}', cannot be loaded:"

@@ -249,3 +249,51 @@ def test_help_teaches(circuitscope, command):
     code, out, _ = circuitscope(command, "--help")
     assert code == 0
     assert "newest" in out
+
+
+def test_an_analysis_from_outside_that_raises_is_named_and_not_called_a_bug_of_ours(circuitscope):
+    with added_to(ANALYSES):
+
+        @analysis("broken", "It breaks.", {"value": "float64"})
+        def broken(model, data):
+            raise KeyError("lost")
+
+        code, _, err = circuitscope("analyze", "--analysis", "broken")
+    assert code == 1
+    assert f"KeyError: 'lost' (in {__name__}, which another package brings; --debug shows where)" in err
+
+
+def test_an_analysis_without_rows_says_so_and_all_the_others_are_told(circuitscope):
+    with added_to(ANALYSES):
+        analysis("nothing", "It finds nothing.", {"value": "float64"})(lambda model, data: [])
+        code, out, _ = circuitscope("analyze", "--all", "--steps", "0,12", "--sequences", "16")
+    assert code == 0
+    assert "nothing at step 12: It finds nothing. It gives no rows here." in out
+    assert "decay" in out
+
+
+def test_all_leaves_out_what_needs_an_analysis_that_the_run_cannot_have(circuitscope):
+    with added_to(ANALYSES):
+        analysis("never", "Never.", {"value": "float64"}, refuses=lambda run: "it is Monday")(lambda model, data: [])
+        run_analysis("after", "After it.", {"value": "float64"}, needs=("never",))(lambda found: [])
+        code, out, _ = circuitscope("analyze", "--all", "--steps", "0", "--sequences", "16")
+    assert code == 0
+    assert "after is left out: it is Monday" in out
+
+
+def test_more_sequences_than_fit_into_memory_are_not_called_a_bug(circuitscope, monkeypatch):
+    def full(*args, **options):
+        raise MemoryError("Unable to allocate 23.8 GiB")
+
+    monkeypatch.setattr("circuitscope.analysis.checkpoints.runner.held_out", full)
+    code, _, err = circuitscope("analyze")
+    assert code == 1
+    assert err.endswith(
+        "out of memory: Unable to allocate 23.8 GiB; ask for less, for example with fewer --sequences\n"
+    )
+
+
+def test_the_heading_gives_the_sizes_that_the_task_names(circuitscope, monkeypatch):
+    monkeypatch.setattr("circuitscope.tasks.MQAR.sizes", lambda self: {"depth": 7})
+    _, out, _ = circuitscope("analyze", "--circuit", "--sequences", "16")
+    assert "on mqar (depth 7); 5 checkpoints" in out

@@ -145,6 +145,7 @@ def test_the_size_is_that_of_the_models_precision(monkeypatch):
             {"factors": "sssm"},
             r"unknown factor 'sssm'; did you mean 'ssm'\? valid: composed, conv, gate, phi, silu, ssm",
         ),
+        ({"factors": ["phi", "conv"]}, r"unknown factor 'phi'; valid: conv, gate, silu, ssm"),
         ({"factors": ["ssm", "gates"]}, r"unknown factor 'gates'; did you mean 'gate'"),
         ({"factors": []}, "factors is empty; valid: gate, ssm, silu, conv, phi, composed"),
         ({"reduce": "mean_ab"}, "unknown reduction 'mean_ab'; did you mean 'mean_abs'"),

@@ -199,3 +199,12 @@ def test_a_run_is_itself_or_is_found_by_its_folder(tmp_path):
     run = create_run(tiny(), root=tmp_path)
     assert Run.of(run) is run
     assert Run.of(run.path).path == Run.of(str(run.path)).path == run.path
+
+
+def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path):
+    run = train(tiny(steps=2), root=tmp_path, name="mine")
+    other = train(tiny(steps=2, d_model=16), root=tmp_path, name="other")
+    name = "step-00000002.safetensors"
+    (run.path / "checkpoints" / name).write_bytes((other.path / "checkpoints" / name).read_bytes())
+    with pytest.raises(UserError, match=r"checkpoint 2 of .*mine does not fit the model of its config: .*size"):
+        run.load(2)

@@ -34,6 +34,12 @@ def test_the_saved_config_repeats_the_run(run, tmp_path):
     assert (again.path / "config.yaml").read_bytes() == (run.path / "config.yaml").read_bytes()
 
 
+def test_gradients_that_the_caller_has_turned_off_do_not_matter(run, tmp_path):
+    with torch.no_grad():
+        assert same_run(run.path, train(tiny(), root=tmp_path).path)
+        assert not torch.is_grad_enabled()
+
+
 def test_random_numbers_drawn_before_do_not_matter(run, tmp_path):
     torch.manual_seed(123)
     torch.rand(7)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from circuitscope.errors import UserError
 from circuitscope.registry import Registry
 
 if TYPE_CHECKING:
@@ -73,6 +74,27 @@ ANALYSES: Registry[Analysis] = Registry(
         f"{_HERE}.decay.rows",
     ),
 )
+
+
+def with_needs(names: Iterable[str]) -> list[Analysis]:
+    """The analyses of these names, each after all that it needs."""
+    found: dict[str, Analysis] = {}
+
+    def add(name: str, needed_by: tuple[str, ...] = ()) -> None:
+        if name in needed_by:
+            raise UserError(f"the analysis '{name}' needs itself: {' needs '.join([*needed_by, name])}")
+        for needed in ANALYSES[name].needs:
+            add(needed, (*needed_by, name))
+        found[name] = ANALYSES[name]
+
+    for name in names:
+        add(name)
+    return list(found.values())
+
+
+def refusal(name: str, run: "Run") -> str:
+    """Why a run cannot have an analysis or one that it needs, or ""."""
+    return next((why for one in with_needs([name]) if (why := one.refuses(run))), "")
 
 
 def analysis(name: str, about: str, columns: Mapping[str, str], **options: Any) -> Callable[[Function], Function]:

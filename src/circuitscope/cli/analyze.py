@@ -108,7 +108,7 @@ def _analyze(
     """Computes the analyses and prints them in the order of the registry; those shown side by side come last."""
     from circuitscope.analysis.checkpoints.runner import analysis_results, saved_steps
     from circuitscope.analysis.checkpoints.steps import choose_steps
-    from circuitscope.analysis.registry import ANALYSES
+    from circuitscope.analysis.registry import ANALYSES, refusal
     from circuitscope.progress import watching
     from circuitscope.viz.registry import words_of
     from circuitscope.viz.words.heading import heading
@@ -120,7 +120,7 @@ def _analyze(
         print(heading(run, choose_steps(steps, saved_steps(run)), sequences))
         names = []
         for name in ANALYSES:
-            why = ANALYSES[name].refuses(run) if name in added - asked else ""
+            why = refusal(name, run) if name in added - asked else ""
             if why and everything:
                 print(f"{name} is left out: {why}")
             if not why and name in asked | added:

@@ -85,7 +85,14 @@ def _run() -> int:
             return _cannot_write(error)
         if debug:
             raise
-        _print_error(f"{type(error).__name__}: {error} (this is a bug; --debug shows where)")
+        if isinstance(error, MemoryError):
+            _print_error(f"out of memory: {error}; ask for less, for example with fewer --sequences")
+            return 1
+        from circuitscope.registry import outside_module  # not needed for help
+
+        module = outside_module(error)
+        whose = f"in {module}, which another package brings" if module else "this is a bug"
+        _print_error(f"{type(error).__name__}: {error} ({whose}; --debug shows where)")
         return 1
 
 

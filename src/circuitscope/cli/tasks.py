@@ -60,7 +60,7 @@ def show(
 
 
 def _about(cls: type) -> str:
-    return (cls.__doc__ or "").splitlines()[0]
+    return (cls.__doc__ or "").partition("\n")[0]
 
 
 def _example(batch: "Batch", row: int) -> "Text":

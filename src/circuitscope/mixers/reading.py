@@ -117,17 +117,18 @@ class Product:
         assert out is not None
         return torch.diag_embed(out) if diagonal else out
 
-    def diagonal_of(self, units: slice) -> Float[Tensor, "one_or_batch unit pos"]:
-        """The diagonal of a product that is one diagonal factor."""
-        return self.factors[0].build(units)
-
 
 def _spread_over(factor: Factor, units: slice, per_head: int, skip: bool) -> Tensor:
     build = factor.build if skip or factor.without_skip is None else factor.without_skip
-    if per_head == 1:
-        return build(units)
     first, last = units.start // per_head, (units.stop - 1) // per_head
     part = build(slice(first, last + 1))
+    if part.shape[1] != last + 1 - first:
+        raise UserError(
+            f"the factor '{factor.name}' says that it has {factor.size} {factor.unit}s,"
+            f" and gives {part.shape[1]} for {first} to {last}; its size and its build must agree"
+        )
+    if per_head == 1:
+        return part
     heads = torch.arange(units.start, units.stop, device=part.device) // per_head - first
     return part[:, heads]
 
@@ -259,7 +260,7 @@ class Reading:
             return self.product(chosen[0])
         for name in chosen:
             if name not in names:
-                raise unknown("factor", name, valid)
+                raise unknown("factor", name, valid if len(chosen) == 1 else names)
         found = tuple(factor for factor in self.factors if factor.name in chosen)
         if len(found) == 1:
             return every[found[0].name]

@@ -110,7 +110,11 @@ class Run:
         except DamagedFile as error:
             raise UserError(str(error)) from None
         model = HookedLM(self.config.model)
-        model.load_state_dict(weights)
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:
+            what = " ".join(str(error).split())
+            raise UserError(f"checkpoint {step} of {self.path} does not fit the model of its config: {what}") from None
         return model.eval()
 
     def write_status(self, state: RunState, step: int, message: str = "") -> None:

@@ -184,6 +184,7 @@ class Trainer:
             self.caught[0],
         )
 
+    @torch.enable_grad()
     def update(self, measure: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """Makes one update on batch number `self.step`; gives its loss and, if `measure` is set, its metric."""
         cfg = self.config.train

@@ -85,9 +85,12 @@ def _plain(name: str, found: "Results") -> Iterator[Said]:
     from circuitscope.analysis.registry import ANALYSES
 
     wanted, frame = ANALYSES[name], found[name]
+    at = ""
     if "step" in frame:
-        frame = frame[frame.step == frame.step.max()]
-    yield f"{name}{f' at step {frame.step.iloc[0]}' if 'step' in frame else ''}: {wanted.about}"
+        frame, at = frame[frame.step == found.steps[-1]], f" at step {found.steps[-1]}"
+    yield f"{name}{at}: {wanted.about}{'' if len(frame) else ' It gives no rows here.'}"
+    if not len(frame):
+        return
     rows = [[_cell(row[column]) for column in wanted.columns] for row in frame.head(_MOST).to_dict("records")]
     yield Lines(list(wanted.columns), rows)
     if len(frame) > _MOST:

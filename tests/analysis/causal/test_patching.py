@@ -1,5 +1,7 @@
 """Interchange and attribution patching: they find where planted circuits keep a binding, as other tools do."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 import torch
@@ -262,6 +264,14 @@ def test_a_model_that_does_not_tell_the_twins_apart_has_no_effect_to_share_out(p
     assert table.effect.isna().all()
     assert table.stderr.isna().all()
     assert table.moved.notna().all()
+
+
+def test_twins_that_are_equal_have_no_effect_to_share_out(induction):
+    equal = replace(FEW, tokens=FEW.tokens.scatter(1, FEW.layout.value_pos, 40))
+    table = interchange(induction, equal)
+    assert (table.gap == 0).all()
+    assert table.effect.isna().all()
+    assert table.stderr.isna().all()
 
 
 def test_the_standard_error_of_an_effect_is_how_much_it_varies_between_batches(induction):

@@ -9,12 +9,13 @@ import torch
 
 import circuitscope as cs
 from circuitscope.analysis.checkpoints import runner
-from circuitscope.analysis.checkpoints.runner import analyze
-from circuitscope.analysis.registry import ANALYSES
+from circuitscope.analysis.checkpoints.runner import analysis_results, analysis_table, analyze
+from circuitscope.analysis.registry import ANALYSES, analysis, run_analysis
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.rows import score_rows
 from circuitscope.errors import UserError
 from circuitscope.training.trainer import train
+from registered import added_to
 from tiny_run import Listens, tiny
 
 COLUMNS = ANALYSES["scores"].table_columns
@@ -222,3 +223,82 @@ def test_somebody_elses_hooked_model_is_scored_too():
     assert value["previous_token"] == pytest.approx(1)
     assert value["binding"] == pytest.approx(1)
     assert value["recall"] == pytest.approx(0, abs=0.2)
+
+
+@pytest.fixture
+def others():
+    """Analyses from outside: of the first checkpoint alone, of none, of all; and one whose needs need scores."""
+    with added_to(ANALYSES):
+        told = []
+
+        @analysis("at_first", "Rows of the checkpoint that is read first.", {"value": "float64"})
+        def at_first(model, data):
+            told.append(model)
+            return [{"value": 1.0}] if len(told) == 1 else []
+
+        @analysis("never", "No rows.", {"value": "float64"})
+        def never(model, data):
+            return []
+
+        @analysis("always", "A row per checkpoint.", {"value": "float64"})
+        def always(model, data):
+            return [{"value": 2.0}]
+
+        @run_analysis("near", "How many scores.", {"value": "int64"}, needs=("scores",))
+        def near(found):
+            return [{"value": len(found["scores"])}]
+
+        @run_analysis("far", "The same.", {"value": "int64"}, needs=("near",))
+        def far(found):
+            return [{"value": found["near"].value[0]}]
+
+        yield
+
+
+@pytest.mark.usefixtures("others")
+def test_a_checkpoint_without_rows_is_read_once_and_stays_among_the_steps_of_the_others(run):
+    found = analysis_results(run, ["at_first", "never", "always"])
+    assert found["at_first"].step.tolist() == [0]
+    assert found["never"].empty
+    assert found["always"].step.tolist() == found.steps == run.steps
+    told = Listens()
+    again = analysis_results(run, ["at_first", "never"], progress=told)
+    assert told.steps == []
+    assert again.steps == run.steps
+    pd.testing.assert_frame_equal(again["at_first"], found["at_first"])
+
+
+@pytest.mark.usefixtures("others")
+def test_what_is_needed_by_what_is_needed_is_computed_too(run):
+    found = analysis_results(run, ["far"], steps=0)
+    assert found["far"].value.item() == len(found["scores"]) > 0
+
+
+@pytest.mark.usefixtures("others")
+def test_analyses_that_need_each_other_are_refused(run):
+    run_analysis("chicken", "", {}, needs=("egg",))(lambda found: [])
+    run_analysis("egg", "", {}, needs=("chicken",))(lambda found: [])
+    with pytest.raises(UserError, match="'chicken' needs itself: chicken needs egg needs chicken"):
+        analysis_results(run, ["chicken"])
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"value": 1.0, "velue": 1.0}, "unknown column of wrong 'velue'; did you mean 'value'"),
+        ({}, "wrong: rows do not have the types of the columns: .*'count'"),
+        ({"count": "many"}, "wrong: rows do not have the types of the columns: .*'count'"),
+    ],
+)
+def test_rows_that_do_not_fit_the_columns_are_refused(run, row, says):
+    with added_to(ANALYSES):
+        analysis("wrong", "Wrong.", {"value": "float64", "count": "int64"})(lambda model, data: [row])
+        with pytest.raises(UserError, match=says):
+            analysis_table(run, "wrong", steps=0)
+
+
+def test_a_row_cannot_say_that_it_is_of_another_step(run):
+    with added_to(ANALYSES):
+        analysis("lies", "Lies.", {"value": "float64"})(lambda model, data: [{"value": 1.0, "step": 7, "run": "b"}])
+        frame = analysis_table(run, "lies", steps=3)
+    assert (frame.step.item(), frame["run"].item()) == (3, "tiny")

@@ -38,6 +38,7 @@ def test_steps(asked, chosen):
         ("0:400:0", "got '0:400:0'"),
         ("-1", "got '-1'"),
         ("", "got ''"),
+        ([], "no steps are asked for; 6 saved, from 0 to 400"),
     ],
 )
 def test_what_cannot_be_chosen(asked, says):

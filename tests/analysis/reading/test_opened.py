@@ -15,6 +15,7 @@ from circuitscope.analysis.reading import opened as module
 from circuitscope.analysis.scores.held_out import HeldOut
 from circuitscope.analysis.scores.rows import score_rows
 from circuitscope.mixers import reading as reading_module
+from circuitscope.mixers.reading import Factor, Reading
 from foreign import Foreign
 from planted import planted_induction, planted_task
 
@@ -245,3 +246,24 @@ def test_a_walk_reads_what_each_layer_says_of_itself(name):
                 same = alone.product(product.name)
                 assert (product.unit, product.size, product.hook) == (same.unit, same.size, same.hook)
                 torch.testing.assert_close(product.build(part), same.build(part), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("phi", [(0, "ssm"), (1, "pattern")]),
+        (["conv", "pattern"], [(0, "conv"), (1, "pattern")]),
+        ("pattern", [(1, "pattern")]),
+    ],
+)
+def test_matrices_are_chosen_by_the_names_that_layers_give_them(asked, found):
+    model = cs.HookedLM(cs.models.ModelConfig(mixers=("mamba", "attention"), d_model=8, vocab_size=64, max_length=16))
+    tokens = torch.arange(12).reshape(2, 6)
+    assert [(m.layer, m.product.name) for m in matrices(model, tokens, asked)] == found
+
+
+def test_a_factor_that_gives_fewer_units_than_it_says_is_an_error():
+    factor = Factor("half", "channel", 8, lambda units: torch.ones(1, 8, 3, 3)[:, units][:, :4], core=True)
+    reading = Reading((2, 3), (factor,))
+    with pytest.raises(cs.UserError, match="the factor 'half' says that it has 8 channels, and gives 4 for 0 to 7"):
+        list(reading.slices(reading.core))

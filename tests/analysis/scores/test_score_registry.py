@@ -104,3 +104,11 @@ def test_a_name_of_ours_is_refused(forgotten, name):
         with pytest.raises(UserError, match=f"cannot register the score '{name}': that name is circuitscope's own"):
             register(lambda *_: None)
     assert SCORES[name] is ours
+
+
+def test_a_score_whose_edges_are_nowhere_has_no_rows(forgotten, data):
+    @edge_score("nowhere", "on nothing")
+    def nowhere(layout: cs.Layout) -> Edges:
+        return Edges.of("nowhere", binding(layout).mask() & False)
+
+    assert {row["score"] for row in score_rows(planted_induction(), data, ["nowhere", "binding"])} == {"binding"}

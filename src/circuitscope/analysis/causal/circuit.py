@@ -240,13 +240,13 @@ def circuit_of(rows: pd.DataFrame) -> Circuit:
         tried.append(part)
         if row["chosen"]:
             chosen[part.step] = part
-    composition = float(rows.composition.iloc[0])
+    composition, chance = (float(rows[name].iloc[0]) if len(rows) else math.nan for name in ("composition", "chance"))
     return Circuit(
         tried,
         chosen.get("binding"),
         chosen.get("recall"),
         None if math.isnan(composition) else composition,
-        float(rows.chance.iloc[0]),
+        chance,
     )
 
 

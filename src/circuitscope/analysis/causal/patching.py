@@ -247,7 +247,7 @@ def _table(gaps: list[PerSequence], moved: dict[tuple[str, str | int], list[PerS
     for (name, place), parts in moved.items():
         move = torch.cat(parts).double()
         effect = float(move.mean()) / mean if told_apart else float("nan")
-        stderr = float(_stderr(move - effect * gap)) / mean
+        stderr = float(_stderr(move - effect * gap)) / mean if told_apart else float("nan")
         rows.append((layer_of(name), name, place, effect, stderr, float(move.mean()), mean, n))
     table = pd.DataFrame(rows, columns=["layer", "hook", "position", "effect", "stderr", "moved", "gap", "n"])
     return table.astype({"layer": "Int64"})

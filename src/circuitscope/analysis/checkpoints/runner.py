@@ -12,7 +12,7 @@ from circuitscope.analysis.checkpoints.in_order import LeftOut, load_weights, ro
 from circuitscope.analysis.checkpoints.results import Results
 from circuitscope.analysis.checkpoints.steps import ChosenSteps, choose_steps
 from circuitscope.analysis.checkpoints.table import Table
-from circuitscope.analysis.registry import ANALYSES, Analysis, Row
+from circuitscope.analysis.registry import ANALYSES, Analysis, Row, with_needs
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.registry import SCORES
 from circuitscope.errors import UserError
@@ -45,20 +45,19 @@ def analysis_results(
         sequences: how many held-out sequences each number is averaged over.
     """
     run = Run.of(run)
-    wanted = [ANALYSES[name] for name in names]
+    wanted = with_needs(names)
     for one in wanted:
         if why := one.refuses(run):
             raise UserError(f"{run.path}: {why}")
     found = Results(run, choose_steps(steps, saved_steps(run)), sequences)
-    for one in {n: ANALYSES[n] for each in wanted for n in (*each.needs, each.name)}.values():
+    for one in wanted:
         if one.run_rows is not None:
             found.tables[one.name] = _run_table(found, one)
             continue
         at = found.steps[-1:] if one.steps == "last" else found.steps
-        frame = _checkpoint_table(run, one, at, sequences, progress)
-        found.tables[one.name] = frame
+        found.tables[one.name], read = _checkpoint_table(run, one, at, sequences, progress)
         if one.steps == "all":  # damaged checkpoints are not in the table
-            found.steps = sorted(int(step) for step in frame.step.unique())
+            found.steps = read
     return found
 
 
@@ -82,7 +81,7 @@ def analysis_table(
         return analysis_results(run, [name], steps=steps, sequences=sequences, progress=progress)[name]
     if why := wanted.refuses(run):
         raise UserError(f"{run.path}: {why}")
-    return _checkpoint_table(run, wanted, steps, sequences, progress)
+    return _checkpoint_table(run, wanted, steps, sequences, progress)[0]
 
 
 def analyze(
@@ -136,8 +135,10 @@ def over_checkpoints(
     progress: Progress | None = None,
     at_once: int = 1,
     depends_on: Any = None,
-) -> pd.DataFrame:
-    """Rows of every chosen checkpoint; rows on disk are used again, and after an interrupt finished rows are kept.
+) -> tuple[pd.DataFrame, list[int]]:
+    """Rows of every chosen checkpoint, and the steps that could be read, also where a step gave no rows.
+
+    Rows on disk are used again, and an interrupt keeps what is done.
 
     Args:
         at_once: how many checkpoints are read at the same time; above 1, `rows_of` is called from several threads.
@@ -159,18 +160,17 @@ def over_checkpoints(
                 if isinstance(rows, LeftOut):
                     progress.say(f"warning: {rows}")
                     continue
-                table.add([{"run": run.name, "step": step, **row} for row in rows])
+                table.add(step, [{**row, "run": run.name, "step": step} for row in rows])
                 progress.advance(step)
-        frame = table.frame()
-    asked = frame[frame.step.isin(chosen)].reset_index(drop=True)
-    if not len(asked):
+        frame, read = table.frame(), [step for step in chosen if step in table.steps]
+    if not read:
         raise UserError(f"no checkpoint of {run.path} could be read")
-    return asked
+    return frame[frame.step.isin(chosen)].reset_index(drop=True), read
 
 
 def _checkpoint_table(
     run: Run, wanted: Analysis, steps: ChosenSteps, sequences: int, progress: Progress | None
-) -> pd.DataFrame:
+) -> tuple[pd.DataFrame, list[int]]:
     data, rows_of = held_out(run, sequences), wanted.rows
     assert rows_of is not None
     return over_checkpoints(

@@ -20,6 +20,8 @@ def choose_steps(asked: ChosenSteps, saved: Sequence[int]) -> list[int]:
         chosen = [s for part in parts for s in (_range(part, saved) if ":" in part else [_saved(part, saved)])]
     else:
         chosen = [_saved(s, saved) for s in ([asked] if isinstance(asked, int) else asked)]
+    if not chosen:
+        raise UserError(f"no steps are asked for; {_have(saved)}")
     return sorted(set(chosen))
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
-from circuitscope.errors import UserError
+from circuitscope.errors import UserError, unknown
 from circuitscope.runs.store import write_whole
 
 _KEY = b"circuitscope"
@@ -49,6 +49,7 @@ class Table:
         self.settings, self.depends_on = _as_json(settings), _as_json(depends_on)
         self.notes: list[str] = []  # what the user should know about the rows on disk
         self._new: list[dict[str, Any]] = []
+        self._new_steps: set[int] = set()
         self._written, self._pause = time.monotonic(), _SECONDS
         self._saved = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
         self._read_from: dict[str, str] = {}  # digests of the checkpoints behind the saved rows
@@ -79,22 +80,28 @@ class Table:
 
     @property
     def steps(self) -> set[int]:
-        """Steps that have rows."""
-        return {int(s) for s in self._saved["step"].unique()} | {row["step"] for row in self._new}
+        """Steps that were read, also those that gave no rows."""
+        return {int(s) for s in self._read_from} | {int(s) for s in self._saved["step"].unique()} | self._new_steps
 
-    def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Adds the rows of one more checkpoint; writes to disk if the last write was some seconds ago."""
-        self._new.extend(rows)
+    def add(self, step: int, rows: Iterable[dict[str, Any]]) -> None:
+        """Adds the rows of one more checkpoint, maybe none; writes to disk if the last write was some seconds ago."""
+        new = list(rows)
+        for row in new:
+            for name in row.keys() - self.columns.keys():
+                raise unknown(f"column of {self.path.stem}", name, self.columns)
+        self._new += new
+        self._new_steps.add(step)
         if time.monotonic() - self._written > self._pause:
             self.write()
 
     def write(self) -> None:
         """Writes all rows to disk."""
-        if not self._new:
+        if not self._new_steps:
             return
         began = time.monotonic()
-        self._read_from |= {str(s): self.digests[s] for row in self._new if (s := row["step"]) in self.digests}
         self._saved, self._new = self.frame(), []
+        self._read_from |= {str(s): self.digests[s] for s in sorted(self._new_steps) if s in self.digests}
+        self._new_steps = set()
         made_with = {"settings": self.settings, "depends_on": self.depends_on, "checkpoints": self._read_from}
         table = pa.Table.from_pandas(self._saved, preserve_index=False)
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), _KEY: json.dumps(made_with)})
@@ -111,7 +118,10 @@ class Table:
         """All rows, in order of step."""
         if not self._new:
             return self._saved
-        new = pd.DataFrame(self._new, columns=list(self.columns)).astype(self.columns)
+        try:
+            new = pd.DataFrame(self._new, columns=list(self.columns)).astype(self.columns)
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{self.path.stem}: rows do not have the types of the columns: {error}") from None
         return pd.concat([self._saved, new], ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
 
     def _read(self) -> None:
@@ -133,7 +143,8 @@ class Table:
             how = _difference(depends_on, self.depends_on)
             self.notes.append(f"{self.path.name} {how}; its rows are computed again")
             return
-        replaced = [s for s, digest in self.digests.items() if s in set(frame.step) and read_from.get(str(s)) != digest]
+        known = {*frame.step, *map(int, read_from)}
+        replaced = [s for s, digest in self.digests.items() if s in known and read_from.get(str(s)) != digest]
         if replaced:
             several = len(replaced) > 1
             which = f"{len(replaced)} checkpoints were" if several else f"checkpoint {replaced[0]} was"

@@ -1,6 +1,6 @@
 """The sequences whose matrices are shown, and the edges of every score on them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from circuitscope.analysis.scores.edges import Edges, named_edges
 from circuitscope.analysis.scores.held_out import HeldOut
@@ -20,8 +20,8 @@ class ShownExamples:
     @staticmethod
     def of(data: HeldOut, count: int) -> "ShownExamples":
         """The first `count` of the held-out sequences."""
-        repeats = None if data.repeats is data.own or data.repeats is None else _first(data.repeats, 1)
-        return ShownExamples(_first(data.own, count), repeats)
+        repeats = None if data.repeats is data.own or data.repeats is None else data.repeats.part(slice(1))
+        return ShownExamples(data.own.part(slice(count)), repeats)
 
     @property
     def batches(self) -> list[Batch]:
@@ -51,10 +51,3 @@ class ShownExamples:
 def _in_row(edges: Edges, row: int) -> EdgeList:
     here = edges.sequence == row
     return list(zip(edges.dest[here].tolist(), edges.src[here].tolist(), strict=True))
-
-
-def _first(batch: Batch, count: int) -> Batch:
-    layout = batch.layout
-    names = ("roles", "key_pos", "value_pos", "query_pos", "query_pair")
-    part = {name: getattr(layout, name)[:count] for name in names if getattr(layout, name) is not None}
-    return Batch(batch.tokens[:count], batch.labels[:count], replace(layout, **part))

@@ -126,8 +126,7 @@ def example_of(run: Run, example: int) -> Batch:
     if example < 0:
         raise UserError(f"example must be 0 or more, got {shown(example)}")
     config = run.config
-    seed = config.train.seed if config.train.data_seed is None else config.train.data_seed
-    return config.task.batch(example, split="test", size=1, seed=seed)
+    return config.task.batch(example, split="test", size=1, seed=config.train.batch_seed)
 
 
 def chosen_products(reading: Reading, factors: str | Sequence[str] = "all") -> list[Product]:

@@ -101,7 +101,7 @@ def probe(
     removal = Removal(directions) if causal else None
     settings = [_VERSION, definition.model_dump(exclude={"about"}), causal, directions if causal else None]
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
-    return over_checkpoints(
+    frame, _ = over_checkpoints(
         run,
         f"probe-{definition.name}-{digest}",
         COLUMNS,
@@ -110,6 +110,7 @@ def probe(
         sequences,
         progress,
     )
+    return frame
 
 
 def probe_model(

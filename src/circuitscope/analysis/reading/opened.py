@@ -41,7 +41,7 @@ class Mixing(NamedTuple):
         return bool(self.units.stop == self.product.size)
 
 
-def matrices(model: HookedRootModule, tokens: Tokens, factors: Sequence[str] | None = None) -> Iterator[Mixing]:
+def matrices(model: HookedRootModule, tokens: Tokens, factors: str | Sequence[str] | None = None) -> Iterator[Mixing]:
     """Every mixing matrix of a model in one pass, in slices of units of about 8 MB.
 
     Args:
@@ -85,11 +85,12 @@ class Walk(ABC):
         return torch.cat(slices) if slices else None
 
     @without_gradients
-    def matrices(self, factors: Sequence[str] | None = None) -> Iterator[Mixing]:
-        """Every mixing matrix, or only those of the named factors, in slices of units."""
+    def matrices(self, factors: str | Sequence[str] | None = None) -> Iterator[Mixing]:
+        """Every mixing matrix, or those named that a layer has, in slices of units; "phi" is the core of any layer."""
+        named = [factors] if isinstance(factors, str) else factors
         for layer, reading in self:
             for name, product in reading.products().items():
-                if factors is None or name in factors:
+                if named is None or name in named or (product.core and "phi" in named):
                     for units, matrix in reading.slices(product):
                         yield Mixing(layer, product, units, matrix)
 

@@ -36,8 +36,7 @@ def copying_scores(
     model: HookedRootModule, tokens: Int[Tensor, "batch pos"], layers: Sequence[int] | None = None
 ) -> dict[int, PerSequence]:
     """`copying_score` by layer, by default of all attention layers, in one pass of the model."""
-    ordered = tokens.sort(dim=1).values
-    if (ordered[:, 1:] == ordered[:, :-1]).any():
+    if not distinct(tokens):
         raise UserError("copying needs sequences of distinct tokens")
     chosen = list(opened(model).attention()) if layers is None else layers
     if not chosen:
@@ -49,6 +48,12 @@ def copying_scores(
         own.hidden(tokens, at=tokens.new_empty(0))  # what follows the last mixer is not needed
     unembedded = own.W_U.T[tokens]
     return {i: _copying(own, i, values[name], unembedded) for i, name in names.items()}
+
+
+def distinct(tokens: Int[Tensor, "batch pos"]) -> bool:
+    """Whether no sequence has a token twice."""
+    ordered = tokens.sort(dim=1).values
+    return not bool((ordered[:, 1:] == ordered[:, :-1]).any())
 
 
 def _copying(

@@ -31,7 +31,7 @@ class HeldOut:
         self._sets: dict[tuple[str, str], Edges] = {}
 
     def edges(self, names: Sequence[str], on: str) -> list[Edges]:
-        """The edges of the named scores that are measured on "own" or on "repeats" and exist there."""
+        """The edges of the named scores that are measured on "own" or on "repeats", where there are any."""
         batch = self.own if on == "own" else self.repeats
         found = []
         for score in (SCORES[name] for name in names):
@@ -40,7 +40,7 @@ class HeldOut:
             if (on, score.name) not in self._sets:
                 self._sets[on, score.name] = replace(score.edges(batch.layout), name=score.name)
             found.append(self._sets[on, score.name])
-        return found
+        return [edges for edges in found if len(edges.src)]
 
 
 def check_scores(names: Sequence[str] | None, task: Task) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from circuitscope.analysis.reading.opened import Walk, opened
 from circuitscope.analysis.registry import Row, analysis
 from circuitscope.analysis.scores.answers import Answers, answers
 from circuitscope.analysis.scores.edges import Edges
-from circuitscope.analysis.scores.head_weights import compositions, copying_scores
+from circuitscope.analysis.scores.head_weights import compositions, copying_scores, distinct
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.registry import SCORES, Score, row_score
 from circuitscope.analysis.scores.weight_on_edges import summarize, weightings_of, weights_on
@@ -104,7 +104,9 @@ def copying_rows(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
     assert data.repeats.layout.period is not None
     blocks = {"copying": data.repeats.tokens[:, 1 : 1 + data.repeats.layout.period]}
     if data.own.layout.value_pos is not None and data.own.layout.value_pos.shape[1] > 1:
-        blocks["copying_values"] = data.own.tokens.gather(1, data.own.layout.value_pos)
+        values = data.own.tokens.gather(1, data.own.layout.value_pos)
+        if distinct(values):  # a task may bind two keys to one value
+            blocks["copying_values"] = values
     for name, tokens in blocks.items():
         for layer, per_sequence in copying_scores(model, tokens).items():
             value, stderr, n = summarize(per_sequence)

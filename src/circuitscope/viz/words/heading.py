@@ -9,8 +9,6 @@ def heading(run: Run, steps: Sequence[int], sequences: int) -> str:
     """Says which run it is, on which task, and how many checkpoints and sequences were read."""
     config = run.config
     mixers = " + ".join(m.name for m in config.model.mixers)
-    sizes = ", ".join(
-        f"{name} {getattr(config.task, name)}" for name in ("length", "pairs", "block") if hasattr(config.task, name)
-    )
+    sizes = ", ".join(f"{name} {size}" for name, size in config.task.sizes().items())
     count = f"{len(steps)} checkpoint{'s' if len(steps) > 1 else ''} ({steps[0]} to {steps[-1]})"
     return f"{run.path}: {mixers} on {config.task.name} ({sizes}); {count}, {sequences} held-out sequences each"
