@@ -1,6 +1,6 @@
 """Tasks on tokens: cross-entropy at labelled positions, and the share of them answered right."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from circuitscope.tasks.base import Metric, Task
 from circuitscope.tasks.batch import Batch
 
 
+@runtime_checkable
 class TokenModel(Protocol):
     """What these tasks ask of a model: its unembedding, and the states that it reads at some positions."""
 

@@ -18,6 +18,7 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
 
 from circuitscope.analysis.pictures.choice import Entries
 from circuitscope.errors import UserError, unknown
@@ -36,7 +37,7 @@ _TOKEN_SIZE = 5.5
 _MARKERS = ("o", "s", "D", "^")
 _STRIP, _GAP, _TITLE, _TICKS = 0.07, 0.16, 0.19, 0.16  # inches
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 
 from circuitscope.analysis.checkpoints.runner import held_out, saved_steps
 from circuitscope.analysis.checkpoints.steps import ChosenSteps, choose_steps
@@ -43,7 +43,7 @@ class Picture:
         score: the name and value of the score that the unit was chosen for.
     """
 
-    values: Float[np.ndarray[Any, Any], "..."]
+    values: Float[NDArray[Any], "..."]
     factor: str
     unit: Unit
     of: int
@@ -228,7 +228,7 @@ def _numbers(units: UnitChoice, finest: Product) -> list[int]:
     return list(units)
 
 
-def _one(product: Product, unit: int) -> np.ndarray[Any, Any]:
+def _one(product: Product, unit: int) -> NDArray[Any]:
     """The matrix of a unit, or its diagonal."""
     matrix = product.build(slice(unit, unit + 1))[0, 0].double()
     return (matrix.diagonal() if product.diagonal else matrix).cpu().numpy()
