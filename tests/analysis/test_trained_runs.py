@@ -67,4 +67,4 @@ def test_one_layer_of_mamba_shifts_by_its_conv_and_recalls_by_its_scan(mamba_run
     assert (found.binding.place, found.recall.place) == ("L0 conv", "L0 ssm")
     assert found.binding.effect.share > 0.7
     assert found.recall.effect.share > 0.7
-    assert "the shift is done by the conv, not by ssm" in found.sentences()[-1]
+    assert "the key gets there by the conv, not by ssm" in found.sentences()[-1]

@@ -63,7 +63,7 @@ def test_the_planted_shift_of_a_conv_is_found_as_borne_by_the_conv():
     assert (found.recall.place, found.recall.edges) == ("L0 ssm", "recall")
     assert found.binding.effect.share > 0.9
     assert found.recall.effect.share > 0.9
-    assert "the shift is done by the conv, not by ssm" in found.sentences()[-1]
+    assert "the key gets there by the conv, not by ssm" in found.sentences()[-1]
 
 
 def test_labels_that_mean_nothing_show_no_circuit():
@@ -122,5 +122,5 @@ def test_the_last_sentence_names_the_matrices_that_the_layer_has(shift, core):
     recall = part("recall", core, True, 0.9)
     *_, last = Circuit([binding, other, recall], binding, recall, None, 0.25).sentences()
     assert last.startswith(
-        f"the shift is done by the {shift}, not by {core}: the edges of {core} to the key cost at most"
+        f"the key gets there by the {shift}, not by {core}: the edges of {core} to the key cost at most"
     )

@@ -140,7 +140,7 @@ class Circuit:
             return []
         name, most = others[0].factor, max(p.effect.share for p in others)
         borne = f"by the {shift} and by {name}" if any(p.used for p in others) else f"by the {shift}, not by {name}"
-        return [f"the shift is done {borne}: the edges of {name} to the key cost at most {most:.2f} of the accuracy"]
+        return [f"the key gets there {borne}: the edges of {name} to the key cost at most {most:.2f} of the accuracy"]
 
 
 COLUMNS = {

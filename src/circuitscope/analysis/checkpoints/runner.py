@@ -200,7 +200,8 @@ def _run_table(found: Results, wanted: Analysis) -> pd.DataFrame:
     return frame
 
 
-def table_path(run: Run, name: str, sequences: int) -> Path:
+def table_path(run: Run, name: str, sequences: int = SEQUENCES) -> Path:
+    """Where the table of an analysis is kept; another number of sequences has a file of its own."""
     suffix = "" if sequences == SEQUENCES else f"-{sequences}"
     return run.path / "analysis" / f"{name}{suffix}.parquet"
 
