@@ -18,7 +18,7 @@ from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.edges import named_edges
 from circuitscope.analysis.scores.weight_on_edges import weightings_of, weights_on
 from circuitscope.errors import UserError, shown, unknown
-from circuitscope.lens import HookedRootModule, layer_index
+from circuitscope.lens import HookedModel, layer_index
 from circuitscope.memory import check_fits
 from circuitscope.mixers.reading import Product, Reading, Unit
 from circuitscope.runs.run import Run
@@ -186,7 +186,7 @@ def read_pictures(
 
 @torch.no_grad()
 def strongest_units(
-    model: HookedRootModule, batch: Batch, layer: int, factor: str = "phi", by: str = "previous_token", count: int = 4
+    model: HookedModel, batch: Batch, layer: int, factor: str = "phi", by: str = "previous_token", count: int = 4
 ) -> list[Ranked]:
     """Units of a matrix with most weight on a set of edges (`scores.edges.named_edges`), best first.
 

@@ -12,7 +12,7 @@ from circuitscope.analysis.causal.interventions import Effect, PerSequence, accu
 from circuitscope.analysis.probes.states import readable_state, state_at
 from circuitscope.analysis.reading.hooked import on_device_of, seen_at, slices, undisturbed
 from circuitscope.errors import UserError
-from circuitscope.lens import HookedRootModule
+from circuitscope.lens import HookedModel
 from circuitscope.mixers.reading import State
 from circuitscope.tasks import NO_LABEL, Batch
 
@@ -21,7 +21,7 @@ Directions = Float[Tensor, "direction feature"]
 
 
 def remove(
-    model: HookedRootModule,
+    model: HookedModel,
     batch: Batch,
     hook: str,
     where: Where,
@@ -49,7 +49,7 @@ def remove(
 
 
 def accuracy_without(
-    model: HookedRootModule,
+    model: HookedModel,
     batch: Batch,
     hook: str,
     where: Where,
@@ -77,7 +77,7 @@ def accuracy_without(
     return torch.cat(found)
 
 
-def mean_at(model: HookedRootModule, batch: Batch, hook: str, where: Where) -> Tensor:
+def mean_at(model: HookedModel, batch: Batch, hook: str, where: Where) -> Tensor:
     """The mean of what a hook carries at the chosen positions; of a state, at the first in each sequence."""
     total: Any = 0.0
     where = _edited(model, batch, hook, where)
@@ -89,7 +89,7 @@ def mean_at(model: HookedRootModule, batch: Batch, hook: str, where: Where) -> T
     return (total / where.sum()).float()
 
 
-def _edited(model: HookedRootModule, batch: Batch, hook: str, where: Where) -> Where:
+def _edited(model: HookedModel, batch: Batch, hook: str, where: Where) -> Where:
     """The positions to edit: all that are chosen; of a state, the first in each sequence."""
     return where if state_at(model, batch.tokens, hook) is None else where & (where.cumsum(dim=1) == 1)
 

@@ -13,12 +13,12 @@ from circuitscope.analysis.reading.hooked import keeping
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.weight_on_edges import PerSequence
 from circuitscope.errors import UserError
-from circuitscope.lens import HookedRootModule
+from circuitscope.lens import HookedModel
 
 _DRAWS = 32
 
 
-def copying_score(model: HookedRootModule, layer: int, tokens: Int[Tensor, "batch pos"]) -> PerSequence:
+def copying_score(model: HookedModel, layer: int, tokens: Int[Tensor, "batch pos"]) -> PerSequence:
     """How far a head raises the logit of the token it attends to, in −1..1.
 
     For each position j, W_O v_j goes through the final norm's weight and the unembedding to logits of
@@ -33,7 +33,7 @@ def copying_score(model: HookedRootModule, layer: int, tokens: Int[Tensor, "batc
 
 @torch.no_grad()
 def copying_scores(
-    model: HookedRootModule, tokens: Int[Tensor, "batch pos"], layers: Sequence[int] | None = None
+    model: HookedModel, tokens: Int[Tensor, "batch pos"], layers: Sequence[int] | None = None
 ) -> dict[int, PerSequence]:
     """`copying_score` by layer, of all that are attention by default, in one pass of the model."""
     ordered = tokens.sort(dim=1).values
@@ -80,7 +80,7 @@ class Composition(NamedTuple):
 
 
 @without_gradients
-def compositions(model: HookedRootModule) -> Iterator[Composition]:
+def compositions(model: HookedModel) -> Iterator[Composition]:
     """‖W_OV W‖ / (‖W_OV‖ ‖W‖) minus the mean of that over Gaussian matrices of the same shapes.
 
     W is W_QK read by the queries (q) or by the keys (k), or the later W_OV (v); Frobenius norms; the
