@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
+from torch import Tensor
 
 from circuitscope.analysis.pictures.choice import Entries
 from circuitscope.errors import UserError, unknown
@@ -70,7 +71,7 @@ class Axis:
 
 
 def heatmap(
-    panels: Sequence[Panel] | Float[Array, "dest src"],
+    panels: Sequence[Panel] | Float[Array, "dest src"] | Float[Tensor, "dest src"],
     *,
     axis: Axis | None = None,
     scale: Scale | None = None,

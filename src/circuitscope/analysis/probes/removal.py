@@ -18,6 +18,7 @@ from circuitscope.tasks import NO_LABEL, Batch
 
 Where = Bool[Tensor, "batch pos"]
 Directions = Float[Tensor, "direction feature"]
+Span = Float[Tensor, "_direction _feature"]  # each group of heads has its own sizes
 
 
 def remove(
@@ -119,7 +120,7 @@ def _projecting(where: Where, U: Directions, mean: Tensor, state: State | None) 
     return project
 
 
-def _by_group(U: Directions, groups: int) -> list[Directions]:
+def _by_group(U: Directions, groups: int) -> list[Span]:
     """An orthonormal basis of the directions within each group of heads.
 
     A vector of its own reads each group, so the directions must be removed from each group separately.
@@ -131,7 +132,7 @@ def _by_group(U: Directions, groups: int) -> list[Directions]:
     return bases
 
 
-def _inside(heads: Float[Tensor, "site head inner outer"], spans: list[Directions]) -> Tensor:
+def _inside(heads: Float[Tensor, "site head inner outer"], spans: list[Span]) -> Tensor:
     """The part of states that lies in the spans, for every row over which a read-out sums."""
     found = []
     for part, span in zip(heads.chunk(len(spans), dim=1), spans, strict=True):
