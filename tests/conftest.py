@@ -7,9 +7,11 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # some virtual 
 import jaxtyping
 import pytest
 import torch
+import typer.core
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+typer.core.TyperGroup.context_class = typer.Context  # Typer demands this annotation and passes Click's context
 settings.register_profile(
     "circuitscope",
     deadline=None,  # the machine may be busy
