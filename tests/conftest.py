@@ -4,11 +4,14 @@ import os
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # some virtual machines announce AMX and trap on it
 
+import jaxtyping
 import pytest
 import torch
+import typer.core
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+typer.core.TyperGroup.context_class = typer.Context  # Typer demands this annotation and passes Click's context
 settings.register_profile(
     "circuitscope",
     deadline=None,  # the machine may be busy
@@ -26,6 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and this machine has none"))
+
+
+@pytest.fixture
+def without_type_checks(monkeypatch):
+    """Annotations are not enforced, as in a user's own Python: for tests that pass other types than annotated."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 # Runs that several tests read, trained once. Nobody changes their checkpoints; analyses may be added.

@@ -146,11 +146,10 @@ def test_a_package_that_cannot_be_loaded_is_named(reachable, install):
 ADDS = {
     "mixers": """
         from typing import Literal
-        from circuitscope.mixers import MixerConfig, register
-        from circuitscope.mixers.lstm import LSTM
-        class Config(MixerConfig):
+        from circuitscope.mixers import register
+        from circuitscope.mixers.lstm import LSTM, LSTMConfig
+        class Config(LSTMConfig):
             name: Literal["NAME"] = "NAME"
-            d_hidden: int | None = None
         @register(Config)
         class Outside(LSTM):
             pass

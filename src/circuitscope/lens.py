@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformer_lens import ActivationCache, HookedRootModule
@@ -16,6 +16,7 @@ __all__ = [
     "Cache",
     "HookNames",
     "HookPoint",
+    "HookedModel",
     "HookedRootModule",
     "NamesFilter",
     "layer_count",
@@ -23,6 +24,12 @@ __all__ = [
     "layer_of",
     "resolve_filter",
 ]
+
+# Any model with TransformerLens's hooks. A TransformerBridge has the methods of a HookedRootModule, but it is not one.
+if TYPE_CHECKING:
+    HookedModel = HookedRootModule
+else:
+    HookedModel = torch.nn.Module
 
 NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
 
@@ -33,12 +40,12 @@ def layer_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def layer_count(model: HookedRootModule) -> int:
+def layer_count(model: HookedModel) -> int:
     """The number of layers in a model's hook names."""
     return 1 + max((layer for name in model.hook_dict if (layer := layer_of(name)) is not None), default=-1)
 
 
-def layer_index(model: HookedRootModule, layer: int) -> int:
+def layer_index(model: HookedModel, layer: int) -> int:
     """The number of a layer, counted from 0; −1 is the last."""
     n = layer_count(model)
     if not n:

@@ -6,13 +6,23 @@ Training, repeating, analyzing and reporting all report their progress to an obj
 
 import sys
 import time
-from typing import Any, Protocol, Self, TextIO
+from typing import IO, Any, Protocol, cast, runtime_checkable
 
 from circuitscope.errors import RunFailed
 
 _SECONDS = 10.0  # `Lines` prints a line at least this often
 
 
+@runtime_checkable
+class Stream(Protocol):
+    """What progress is written to: standard output, a file, a text in memory."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> None: ...
+    def isatty(self) -> bool: ...
+
+
+@runtime_checkable
 class Progress(Protocol):
     """Receives reports of how far some work is. It is a context that surrounds the work from start to end."""
 
@@ -38,7 +48,7 @@ class Progress(Protocol):
 class Silent:
     """Shows nothing."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Silent":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -85,7 +95,7 @@ class _Counts(Silent):
 class Lines(_Counts):
     """Prints a line at each evaluation, and another one whenever nothing was printed for some seconds."""
 
-    def __init__(self, stream: TextIO | None = None, seconds: float = _SECONDS):
+    def __init__(self, stream: Stream | None = None, seconds: float = _SECONDS):
         super().__init__()
         self.stream, self.seconds, self.told = stream, seconds, time.monotonic()
 
@@ -130,7 +140,7 @@ class Bar(_Counts):
         stays: whether the bar stays on the screen at the end.
     """
 
-    def __init__(self, stream: TextIO | None = None, stays: bool = True):
+    def __init__(self, stream: Stream | None = None, stays: bool = True):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
@@ -147,11 +157,11 @@ class Bar(_Counts):
             TextColumn("{task.fields[saved]}"),
             expand=True,
             transient=not stays,
-            console=Console(file=stream),
+            console=Console(file=cast(IO[str] | None, stream)),
         )
         self.task: Any = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Bar":
         self.bar.start()
         return self
 
@@ -179,7 +189,7 @@ def _checkpoints(saved: int | None) -> str:
     return "" if saved is None else f"  {saved} checkpoints"
 
 
-def watching(stream: TextIO | None = None, stays: bool = False) -> Progress:
+def watching(stream: Stream | None = None, stays: bool = False) -> Progress:
     """A bar if the stream (by default stderr) is a terminal; lines if it is a file or a pipe."""
     stream = stream or sys.stderr
     return Bar(stream, stays) if stream.isatty() else Lines(stream)

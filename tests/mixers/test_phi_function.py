@@ -138,6 +138,7 @@ def test_the_size_is_that_of_the_models_precision(monkeypatch):
     assert cs.phi(model("mamba").double(), TOKENS, 0, reduce="mean").shape == (2, 12, 12)
 
 
+@pytest.mark.usefixtures("without_type_checks")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

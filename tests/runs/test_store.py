@@ -93,6 +93,7 @@ class InMemory:
         return self.data
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_every_byte_changed_to_any_other_is_found(tmp_path):
     """So every flipped bit is, in header, digest and data alike."""
     data = write_tiny(tmp_path / "f")
@@ -166,6 +167,7 @@ def real_files(tmp_path_factory):
     return [run.path / "checkpoints/step-00000004.safetensors", run.path / "resume/step-00000004.safetensors"]
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_flips_and_truncations_of_a_real_runs_files_are_found(real_files):
     draw = random.Random(0)
     for file in real_files:

@@ -151,6 +151,7 @@ def test_negative_steps_and_empty_batches_are_refused(name, arguments):
         small(name).batch(**arguments)
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_unknown_splits_and_names_come_with_the_nearest_valid_one():
     with pytest.raises(cs.UserError, match="did you mean 'validation'"):
         cs.task("mqar").batch(0, split="validatoin")

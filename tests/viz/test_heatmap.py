@@ -319,6 +319,7 @@ def test_the_legend_names_the_roles_that_are_there():
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["key", "value", "query", "filler"]
 
 
+@pytest.mark.usefixtures("without_type_checks")
 @pytest.mark.parametrize(
     ("call", "says"),
     [

@@ -206,6 +206,7 @@ BAD = [
 ]
 
 
+@pytest.mark.usefixtures("without_type_checks")
 @pytest.mark.parametrize(("options", "says"), BAD)
 def test_bad_input_is_one_line_that_says_what_is_valid(runs, options, says):
     with pytest.raises(UserError) as error:

@@ -109,7 +109,7 @@ def test_what_is_stored_is_the_matrix_of_that_checkpoint(mamba, data, scores):
         expected = phi.abs().mean(dim=1) if view.head is None else phi[:, view.head]
         for example in range(3):
             start = sum(halves) + sum(halves[:example])  # of the second checkpoint
-            back = unpacked(scales[1, example], codes[start : start + halves[example]], view.entries)
+            back = unpacked(float(scales[1, example]), codes[start : start + halves[example]], view.entries)
             largest = expected[example].abs().max().item()
             np.testing.assert_allclose(back, lower(expected[example]), atol=0.0081 * largest)
 

@@ -16,7 +16,7 @@ from circuitscope.registry import Registry
 if TYPE_CHECKING:
     from circuitscope.analysis.checkpoints.results import Results
     from circuitscope.analysis.scores.held_out import HeldOut
-    from circuitscope.lens import HookedRootModule
+    from circuitscope.lens import HookedModel
     from circuitscope.runs.run import Run
 
 Row = dict[str, Any]
@@ -46,7 +46,7 @@ class Analysis:
     name: str
     about: str
     columns: Mapping[str, str]
-    rows: "Callable[[HookedRootModule, HeldOut], Iterable[Row]] | None" = None
+    rows: "Callable[[HookedModel, HeldOut], Iterable[Row]] | None" = None
     run_rows: "Callable[[Results], Iterable[Row]] | None" = None
     needs: tuple[str, ...] = ()
     means: Mapping[str, str] = field(default_factory=dict)

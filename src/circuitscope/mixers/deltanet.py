@@ -19,6 +19,7 @@ from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Channels, Heads, mix, short_convolve
 
 PerHead = Float[Tensor, "batch pos head"]
+Gate = Float[Tensor, "batch pos head d_value"]
 
 
 class DeltaConfig(MixerConfig):
@@ -135,7 +136,7 @@ class DeltaNet(nn.Module):
 
     def _into(
         self, x: Float[Tensor, "batch pos d_model"]
-    ) -> tuple[Heads, Heads, Channels, PerHead, PerHead | None, Heads | None, Build]:
+    ) -> tuple[Heads, Heads, Channels, PerHead, PerHead | None, Gate | None, Build]:
         """q, k, the input of the values' SiLU, β, log decay, output gate, and the matrix of the values' conv."""
         qk, u, beta, *rest = self.in_proj(x).split(self.sizes, dim=-1)
         of_qk, of_v = self.conv.weight[:, 0].split(self.sizes[:2])

@@ -87,7 +87,7 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def model_mapping(spec: Any) -> dict[str, Any]:
+def model_mapping(spec: Any) -> dict[Any, Any]:
     """A model's spec as a mapping of its fields. One word names a preset or a mixer; words with commas are mixers."""
     if isinstance(spec, Section):
         return spec.model_dump(mode="json")
@@ -98,7 +98,7 @@ def model_mapping(spec: Any) -> dict[str, Any]:
     return dict(spec)
 
 
-def expand_preset(model: dict[str, Any]) -> dict[str, Any]:
+def expand_preset(model: dict[Any, Any]) -> dict[Any, Any]:
     """The fields of a model, with `preset` replaced by its fields and `mixers` as a list."""
     if "preset" in model:
         if "mixers" in model:

@@ -43,7 +43,7 @@ def names() -> list[str]:
     return sorted(TASKS)
 
 
-def task(name: str = "mqar", /, **options: Any) -> Task:
+def task(name: object = "mqar", /, **options: Any) -> Task:
     """A task by name with the given options; all others have their defaults."""
     cls = TASKS[name]
     try:

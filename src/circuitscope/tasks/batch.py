@@ -3,11 +3,12 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from jaxtyping import Int, Int8
+from jaxtyping import Float, Int, Int8
 from torch import Tensor
 
 NO_LABEL = -100
 
+Inputs = Int[Tensor, "batch pos"] | Float[Tensor, "batch pos channel"]  # tokens, or vectors
 Rows = slice | Int[Tensor, " row"]
 
 
@@ -44,8 +45,8 @@ class Layout:
 class Batch:
     """Tokens, their labels (−100 where there is none) and their layout."""
 
-    tokens: Int[Tensor, "batch pos"]
-    labels: Int[Tensor, "batch pos"]
+    tokens: Inputs
+    labels: Inputs
     layout: Layout
 
     def labelled(self) -> tuple[Int[Tensor, " label"], Int[Tensor, " label"]]:

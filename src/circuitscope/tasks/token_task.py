@@ -1,6 +1,6 @@
 """Tasks on tokens: the loss is the cross-entropy at labelled positions, the metric the share of right answers."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from circuitscope.tasks.base import Metric, Task
 from circuitscope.tasks.batch import Batch
 
 
+@runtime_checkable
 class TokenModel(Protocol):
     """What these tasks need of a model: its unembedding, and what the unembedding reads at given positions."""
 

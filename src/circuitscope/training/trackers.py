@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import Any
 
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError
@@ -18,7 +18,7 @@ class Trackers:
         self.config, self.run = config, run
         self.told: list[Track] = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Trackers":
         with ExitStack() as closing:
             if self.config.train.tensorboard:
                 self.told.append(_tensorboard(self.run, closing))

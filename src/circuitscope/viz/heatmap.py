@@ -18,6 +18,8 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
+from torch import Tensor
 
 from circuitscope.analysis.pictures.choice import Entries
 from circuitscope.errors import UserError, unknown
@@ -36,7 +38,7 @@ _TOKEN_SIZE = 5.5
 _MARKERS = ("o", "s", "D", "^")
 _STRIP, _GAP, _TITLE, _TICKS = 0.07, 0.16, 0.19, 0.16  # inches
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Axis:
 
 
 def heatmap(
-    panels: Sequence[Panel] | Float[Array, "dest src"],
+    panels: Sequence[Panel] | Float[Array, "dest src"] | Float[Tensor, "dest src"],
     *,
     axis: Axis | None = None,
     scale: Scale | None = None,

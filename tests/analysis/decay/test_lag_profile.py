@@ -175,6 +175,7 @@ def test_a_bare_attention_tensor_will_do():
     assert torch.stack(fit_decay(found)).isfinite().all()
 
 
+@pytest.mark.usefixtures("without_type_checks")
 @pytest.mark.parametrize("shape", [(4, 4), (2, 4, 4), (1, 1, 4, 5), (0, 1, 4, 4)])
 def test_what_is_no_mixing_matrix_is_refused(shape):
     with pytest.raises(UserError, match=r"\[batch, head, dest, src\]"):

@@ -190,6 +190,7 @@ def test_events_come_in_order_with_lags_and_those_too_close_are_not_told_apart()
     assert "flat: no transition" in str(result)
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_an_unknown_point_of_a_transition_is_refused():
     with pytest.raises(UserError, match="onset"):
         order({}, at="start")

@@ -139,6 +139,7 @@ def test_the_mean_comes_with_its_standard_error():
     assert (value.tolist(), stderr.tolist(), n) == ([2.0, 0.0], [1.0, 0.0], 2)
 
 
+@pytest.mark.usefixtures("without_type_checks")
 @pytest.mark.parametrize(
     ("call", "says"),
     [

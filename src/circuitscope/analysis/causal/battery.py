@@ -13,7 +13,7 @@ from circuitscope.analysis.scores.edges import between_roles, named_edges
 from circuitscope.analysis.scores.held_out import HeldOut
 from circuitscope.analysis.scores.weight_on_edges import default_weighting, weights_on
 from circuitscope.errors import UserError
-from circuitscope.lens import HookedRootModule
+from circuitscope.lens import HookedModel
 from circuitscope.mixers.reading import Reading
 from circuitscope.tasks import Batch, Role
 
@@ -37,12 +37,12 @@ _STRONGEST = 0.1
     means={"unit": "what the value measures: accuracy lost, or the effect in 0..1"},
     steps="last",
 )
-def causal_of(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
+def causal_of(model: HookedModel, data: HeldOut) -> Iterator[Row]:
     """`causal_rows` on held-out sequences."""
     return causal_rows(model, data.own)
 
 
-def causal_rows(model: HookedRootModule, batch: Batch) -> Iterator[Row]:
+def causal_rows(model: HookedModel, batch: Batch) -> Iterator[Row]:
     """Ablations by the mean, knockouts between roles, interchange patching.
 
     Ablations are done with Φ of later layers free and, if all of these layers have Φ, also frozen. Channels are

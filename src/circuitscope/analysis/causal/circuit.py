@@ -23,7 +23,7 @@ from circuitscope.analysis.scores.head_weights import compositions
 from circuitscope.analysis.scores.held_out import HeldOut
 from circuitscope.analysis.scores.weight_on_edges import summarize, weightings_of, weights_on
 from circuitscope.errors import UserError
-from circuitscope.lens import HookedRootModule
+from circuitscope.lens import HookedModel
 from circuitscope.mixers.reading import Product
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs.run import Run
@@ -189,12 +189,12 @@ def _no_circuit(run: Run) -> str:
     steps="last",
     refuses=_no_circuit,
 )
-def circuit_of_model(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
+def circuit_of_model(model: HookedModel, data: HeldOut) -> Iterator[Row]:
     """`circuit_rows` on held-out sequences."""
     return circuit_rows(model, data.own)
 
 
-def circuit_rows(model: HookedRootModule, batch: Batch) -> Iterator[Row]:
+def circuit_rows(model: HookedModel, batch: Batch) -> Iterator[Row]:
     """Every place that `find_circuit` tried, as rows; `chosen` marks the two parts of the circuit."""
     found = find_circuit(model, batch)
     for part in found.tried:
@@ -250,7 +250,7 @@ def circuit_of(rows: pd.DataFrame) -> Circuit:
     )
 
 
-def find_circuit(model: HookedRootModule, batch: Batch) -> Circuit:
+def find_circuit(model: HookedModel, batch: Batch) -> Circuit:
     """Tries both steps in every layer and factor, at the value and up to 3 positions after it.
 
     Positions after the value are tried only where no place carries the step at the value itself.
@@ -278,7 +278,7 @@ def _rank(part: Part) -> float:
 
 
 @without_gradients
-def _parts(model: HookedRootModule, batch: Batch, step: Step, name: str) -> Iterator[Part]:
+def _parts(model: HookedModel, batch: Batch, step: Step, name: str) -> Iterator[Part]:
     """Tries one step at every place: each layer as a whole, and then its heads if the layer's knockout costs enough."""
     edges = named_edges(name, batch.layout)
     if not len(edges.src):
@@ -312,7 +312,7 @@ def _parts(model: HookedRootModule, batch: Batch, step: Step, name: str) -> Iter
                 yield Part(step, name, layer, head, name_of, True, *weight, strongest, effect)
 
 
-def _composition(model: HookedRootModule, binding: Part | None, recall: Part | None) -> float | None:
+def _composition(model: HookedModel, binding: Part | None, recall: Part | None) -> float | None:
     if binding is None or recall is None or binding.head is None or recall.head is None:
         return None
     for c in compositions(model):

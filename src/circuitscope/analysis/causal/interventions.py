@@ -28,7 +28,7 @@ from circuitscope.analysis.reading.hooked import (
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.edges import Edges, named_edges
 from circuitscope.errors import UserError, shown, unknown
-from circuitscope.lens import HookedRootModule, layer_index
+from circuitscope.lens import HookedModel, layer_index
 from circuitscope.tasks import NO_LABEL, Batch
 
 Matrix = Float[Tensor, "batch head dest src"]
@@ -63,7 +63,7 @@ class Effect:
         return Effect(float(before.mean()), float(after.mean()), float(lost.mean()), stderr, n)
 
 
-def accuracy(model: HookedRootModule, batch: Batch, hooks: Hooks = ()) -> PerSequence:
+def accuracy(model: HookedModel, batch: Batch, hooks: Hooks = ()) -> PerSequence:
     """Share of the labelled positions of each sequence whose largest logit is the label's.
 
     Args:
@@ -92,7 +92,7 @@ def cut(matrix: Matrix, edges: Edges, *, heads: Sequence[int] | None = None, ren
 
 
 def knock_out(
-    model: HookedRootModule,
+    model: HookedModel,
     batch: Batch,
     edges: Edges | str,
     *,
@@ -132,7 +132,7 @@ def knock_out(
 
 
 def ablate(
-    model: HookedRootModule,
+    model: HookedModel,
     batch: Batch,
     *,
     layer: int,
@@ -173,7 +173,7 @@ def ablate(
 
 
 def _effect(
-    model: HookedRootModule, batch: Batch, through: list[str], edit: Callable[[slice, dict[str, Tensor]], Hooks]
+    model: HookedModel, batch: Batch, through: list[str], edit: Callable[[slice, dict[str, Tensor]], Hooks]
 ) -> Effect:
     """Accuracy before and after an edit, slice by slice.
 
@@ -193,7 +193,7 @@ def _effect(
 
 
 def _share_right(
-    model: HookedRootModule, tokens: Int[Tensor, "batch pos"], labels: Int[Tensor, "batch pos"], hooks: Hooks
+    model: HookedModel, tokens: Int[Tensor, "batch pos"], labels: Int[Tensor, "batch pos"], hooks: Hooks
 ) -> PerSequence:
     labelled = labels != NO_LABEL
     where = labelled.flatten().nonzero().squeeze(1)
@@ -237,7 +237,7 @@ def _heads(heads: Sequence[int] | None, count: int) -> list[int]:
     return list(heads)
 
 
-def _matrices_after(model: HookedRootModule, layer: int, tokens: Int[Tensor, "batch pos"]) -> list[str]:
+def _matrices_after(model: HookedModel, layer: int, tokens: Int[Tensor, "batch pos"]) -> list[str]:
     """Hooks of Φ in the later layers."""
     try:
         with undisturbed(model):
@@ -256,7 +256,7 @@ def _derangement(n: int, seed: int) -> Int[Tensor, " batch"]:
     return out
 
 
-def _mean_at(model: HookedRootModule, tokens: Int[Tensor, "batch pos"], name: str) -> Float[Tensor, "one pos head d"]:
+def _mean_at(model: HookedModel, tokens: Int[Tensor, "batch pos"], name: str) -> Float[Tensor, "one pos head d"]:
     """Mean over all sequences of what a hook carries, by position."""
     total: Tensor | float = 0.0
     with undisturbed(model):

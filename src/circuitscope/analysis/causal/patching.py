@@ -34,7 +34,7 @@ from circuitscope.analysis.reading.hooked import (
     undisturbed,
 )
 from circuitscope.errors import UserError, unknown
-from circuitscope.lens import HookedRootModule, layer_of
+from circuitscope.lens import HookedModel, layer_of
 from circuitscope.tasks import Batch, Layout, Role
 
 By = Literal["role", "pos", "all"]
@@ -63,7 +63,7 @@ class Twins:
         """The twins of some sequences."""
         return Twins(*(x[rows] for x in self._fields()))
 
-    def on_device_of(self, model: HookedRootModule) -> "Twins":
+    def on_device_of(self, model: HookedModel) -> "Twins":
         """The twins on the device of the model's parameters."""
         return Twins(*(on_device_of(model, x) for x in self._fields()))
 
@@ -91,7 +91,7 @@ def exchange_values(batch: Batch, seed: int = 0) -> Twins:
 
 
 def interchange(
-    model: HookedRootModule, batch: Batch, *, hooks: Chosen = None, by: By = "role", seed: int = 0
+    model: HookedModel, batch: Batch, *, hooks: Chosen = None, by: By = "role", seed: int = 0
 ) -> pd.DataFrame:
     """Effect of putting clean activations into the run on exchanged values, one hook and place at a time.
 
@@ -125,7 +125,7 @@ def interchange(
 
 
 def attribution_patching(
-    model: HookedRootModule, batch: Batch, *, hooks: Chosen = None, by: By = "role", seed: int = 0
+    model: HookedModel, batch: Batch, *, hooks: Chosen = None, by: By = "role", seed: int = 0
 ) -> pd.DataFrame:
     """The table of `interchange`, estimated to first order: (a_clean − a) · ∂metric/∂a, both on exchanged values.
 
@@ -148,9 +148,7 @@ def attribution_patching(
     return _table(gaps, moved)
 
 
-def _prepared(
-    model: HookedRootModule, batch: Batch, hooks: Chosen, by: By, seed: int
-) -> tuple[Twins, list[str], Places]:
+def _prepared(model: HookedModel, batch: Batch, hooks: Chosen, by: By, seed: int) -> tuple[Twins, list[str], Places]:
     names = _names(model, hooks)
     if by not in get_args(By):
         raise unknown("grouping", by, get_args(By))
@@ -161,7 +159,7 @@ def _prepared(
     return twins, names, {place: on_device_of(model, mask) for place, mask in places.items()}
 
 
-def _names(model: HookedRootModule, hooks: Chosen) -> list[str]:
+def _names(model: HookedModel, hooks: Chosen) -> list[str]:
     known = list(model.hook_dict)
     if callable(hooks):
         found = [name for name in known if hooks(name)]
@@ -193,7 +191,7 @@ def _places(layout: Layout, by: By) -> Places:
 
 
 def _over_positions(
-    model: HookedRootModule, name: str, value: Tensor, mask: Bool[Tensor, "batch pos"]
+    model: HookedModel, name: str, value: Tensor, mask: Bool[Tensor, "batch pos"]
 ) -> Bool[Tensor, "..."]:
     """The mask in a shape that broadcasts over an activation."""
     axis = 2 if is_matrix(model, name) else 1
@@ -209,7 +207,7 @@ def _patching(clean: Tensor, mask: Tensor) -> Callable[..., Tensor]:
     return lambda value, hook: torch.where(mask, clean, value)
 
 
-def _difference(model: HookedRootModule, tokens: Tensor, twins: Twins, hooks: Hooks = ()) -> PerSequence:
+def _difference(model: HookedModel, tokens: Tensor, twins: Twins, hooks: Hooks = ()) -> PerSequence:
     """Logit of the right value minus that of the other one, averaged over the queries that count."""
     n, length = tokens.shape
     where = torch.arange(n, device=tokens.device)[:, None] * length + twins.pos
@@ -220,7 +218,7 @@ def _difference(model: HookedRootModule, tokens: Tensor, twins: Twins, hooks: Ho
 
 
 def _gradients(
-    model: HookedRootModule, twins: Twins, names: list[str]
+    model: HookedModel, twins: Twins, names: list[str]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], PerSequence]:
     """On exchanged values: the named activations, the metric's gradient at each, the metric itself."""
     live: dict[str, Tensor] = {}

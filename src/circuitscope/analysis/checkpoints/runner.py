@@ -16,7 +16,7 @@ from circuitscope.analysis.registry import ANALYSES, Analysis, Row, with_needs
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.registry import SCORES
 from circuitscope.errors import UserError
-from circuitscope.lens import HookedRootModule
+from circuitscope.lens import HookedModel
 from circuitscope.memory import keep_freed_memory
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.progress import Progress, Silent
@@ -129,7 +129,7 @@ def over_checkpoints(
     run: Run,
     kind: str,
     columns: dict[str, str],
-    rows_of: Callable[[HookedRootModule], Iterable[Row]],
+    rows_of: Callable[[HookedModel], Iterable[Row]],
     steps: ChosenSteps = None,
     sequences: int = SEQUENCES,
     progress: Progress | None = None,

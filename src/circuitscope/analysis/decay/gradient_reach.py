@@ -13,7 +13,7 @@ from torch import Tensor
 
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.errors import UserError
-from circuitscope.lens import HookedRootModule, layer_index
+from circuitscope.lens import HookedModel, layer_index
 
 Stream = Float[Tensor, "batch pos d_model"]
 
@@ -38,7 +38,7 @@ class Reach(NamedTuple):
 
 
 def gradient_reach(
-    model: HookedRootModule, tokens: Int[Tensor, "batch pos"], layer: int, *, probes: int | None = 4, seed: int = 0
+    model: HookedModel, tokens: Int[Tensor, "batch pos"], layer: int, *, probes: int | None = 4, seed: int = 0
 ) -> Reach:
     """Gradient reach of a layer, estimated by random vector-Jacobian products, or exact.
 
@@ -104,7 +104,7 @@ def _unit_vectors(like: Float[Tensor, "batch d_model"]) -> Iterator[Float[Tensor
 
 
 def _residuals(
-    model: HookedRootModule, tokens: Int[Tensor, "batch pos"], layer: int, dests: Int[Tensor, "passes batch"]
+    model: HookedModel, tokens: Int[Tensor, "batch pos"], layer: int, dests: Int[Tensor, "passes batch"]
 ) -> tuple[Stream, list[Float[Tensor, "batch d_model"]]]:
     """The stream before a layer, detached; and the stream after it, at one destination per sequence and pass.
 

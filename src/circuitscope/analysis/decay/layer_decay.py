@@ -21,7 +21,7 @@ from circuitscope.analysis.decay.lag_profile import (
     profile_by_sequence,
 )
 from circuitscope.analysis.reading.opened import opened
-from circuitscope.lens import HookedRootModule, layer_index
+from circuitscope.lens import HookedModel, layer_index
 from circuitscope.mixers.reading import Product, Reading
 
 Factors = str | Sequence[str]
@@ -61,7 +61,7 @@ class LayerDecay:
 
 @torch.no_grad()
 def layer_decay(
-    model: HookedRootModule,
+    model: HookedModel,
     tokens: Int[Tensor, "batch pos"],
     layer: int,
     factors: Factors = "phi",

@@ -14,7 +14,7 @@ from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.registry import Row, analysis
 from circuitscope.analysis.scores.held_out import HeldOut
 from circuitscope.errors import unknown
-from circuitscope.lens import HookedRootModule, layer_count, layer_index
+from circuitscope.lens import HookedModel, layer_count, layer_index
 from circuitscope.mixers.reading import Reading
 
 COLUMNS = {
@@ -35,13 +35,13 @@ COLUMNS = {
     COLUMNS,
     means={"head": "number of the head or channel; empty for the whole layer", "lag": "i − j; empty if not by lag"},
 )
-def decay_of(model: HookedRootModule, data: HeldOut) -> list[Row]:
+def decay_of(model: HookedModel, data: HeldOut) -> list[Row]:
     """`decay_rows` on held-out sequences."""
     return decay_rows(model, data.own.tokens)
 
 
 def decay_rows(
-    model: HookedRootModule,
+    model: HookedModel,
     tokens: Int[Tensor, "batch pos"],
     *,
     layers: Sequence[int] | None = None,

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.errors import UserError
-from circuitscope.lens import HookedRootModule, layer_index
+from circuitscope.lens import HookedModel, layer_index
 from circuitscope.mixers.reading import DeltaTransition, GatedTransition, Reading
 
 PerHead = Float[Tensor, "batch pos head"]
@@ -63,7 +63,7 @@ class TransitionNorms:
         return None if self.log_decay is None else -1 / self.log_decay.mean(0)
 
 
-def no_transition(model: HookedRootModule, layer: int, tokens: Int[Tensor, "batch pos"]) -> str:
+def no_transition(model: HookedModel, layer: int, tokens: Int[Tensor, "batch pos"]) -> str:
     """Why a layer has no transition product, or ""."""
     found = opened(model).reading(tokens, layer).transition
     return found if isinstance(found, str) else ""
@@ -71,7 +71,7 @@ def no_transition(model: HookedRootModule, layer: int, tokens: Int[Tensor, "batc
 
 @torch.no_grad()
 def transition_product(
-    model: HookedRootModule, tokens: Int[Tensor, "batch pos"], layer: int, *, sequences: int = 8, starts: int = 8
+    model: HookedModel, tokens: Int[Tensor, "batch pos"], layer: int, *, sequences: int = 8, starts: int = 8
 ) -> TransitionNorms:
     """Norms of A_i ⋯ A_{j+1} by lag i − j on these tokens, as `transition_norms` computes them."""
     layer = layer_index(model, layer)

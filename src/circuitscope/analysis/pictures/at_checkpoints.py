@@ -14,7 +14,7 @@ from circuitscope.analysis.pictures.examples import ShownExamples
 from circuitscope.analysis.reading.opened import Walk, opened
 from circuitscope.analysis.scores.answers import answers
 from circuitscope.errors import UserError
-from circuitscope.lens import HookedRootModule
+from circuitscope.lens import HookedModel
 from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
 
@@ -50,7 +50,7 @@ def snapshots(
 
 
 @torch.no_grad()
-def snapshot(model: HookedRootModule, step: int, examples: ShownExamples, views: Sequence[View]) -> Snapshot:
+def snapshot(model: HookedModel, step: int, examples: ShownExamples, views: Sequence[View]) -> Snapshot:
     """The shown examples in one model, with one pass per length."""
     where, target = examples.own.labelled()
     walks = [opened(model).walk(batch.tokens, at=where if i == 0 else None) for i, batch in enumerate(examples.batches)]

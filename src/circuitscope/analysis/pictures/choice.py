@@ -11,7 +11,7 @@ from torch import Tensor
 
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.registry import SCORES, Score, shown_in
-from circuitscope.lens import HookedRootModule
+from circuitscope.lens import HookedModel
 from circuitscope.mixers.reading import Product, Unit
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.hooked_lm import HookedLM
@@ -61,7 +61,7 @@ def sources_of(config: ModelConfig, tokens: Int[Tensor, "batch pos"]) -> list[So
 
 
 @torch.no_grad()
-def sources(model: HookedRootModule, tokens: Int[Tensor, "batch pos"]) -> list[Source]:
+def sources(model: HookedModel, tokens: Int[Tensor, "batch pos"]) -> list[Source]:
     """Every mixing matrix that a model shows; one unit of each is built."""
     out = []
     for layer, reading in opened(model).walk(tokens[:2]):

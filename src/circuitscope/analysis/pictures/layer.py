@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 
 from circuitscope.analysis.checkpoints.runner import held_out, saved_steps
 from circuitscope.analysis.checkpoints.steps import ChosenSteps, choose_steps
@@ -18,7 +18,7 @@ from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.edges import named_edges
 from circuitscope.analysis.scores.weight_on_edges import weightings_of, weights_on
 from circuitscope.errors import UserError, shown, unknown
-from circuitscope.lens import HookedRootModule, layer_index
+from circuitscope.lens import HookedModel, layer_index
 from circuitscope.memory import check_fits
 from circuitscope.mixers.reading import Product, Reading, Unit
 from circuitscope.runs.run import Run
@@ -43,7 +43,7 @@ class Picture:
         score: the name and value of the score by which the unit was chosen.
     """
 
-    values: Float[np.ndarray[Any, Any], "..."]
+    values: Float[NDArray[Any], "..."]
     factor: str
     unit: Unit
     of: int
@@ -185,7 +185,7 @@ def read_pictures(
 
 @torch.no_grad()
 def strongest_units(
-    model: HookedRootModule, batch: Batch, layer: int, factor: str = "phi", by: str = "previous_token", count: int = 4
+    model: HookedModel, batch: Batch, layer: int, factor: str = "phi", by: str = "previous_token", count: int = 4
 ) -> list[Ranked]:
     """The units of a matrix with the most weight on a set of edges (`scores.edges.named_edges`), best first.
 
@@ -227,7 +227,7 @@ def _numbers(units: UnitChoice, finest: Product) -> list[int]:
     return list(units)
 
 
-def _one(product: Product, unit: int) -> np.ndarray[Any, Any]:
+def _one(product: Product, unit: int) -> NDArray[Any]:
     """The matrix of a unit, or only its diagonal if the factor is diagonal."""
     matrix = product.build(slice(unit, unit + 1))[0, 0].double()
     return (matrix.diagonal() if product.diagonal else matrix).cpu().numpy()

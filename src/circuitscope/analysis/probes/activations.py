@@ -17,14 +17,14 @@ from circuitscope.analysis.probes.states import ReadableState, readable_state
 from circuitscope.analysis.probes.targets import ProbeExamples
 from circuitscope.analysis.reading.hooked import is_matrix, on_device_of, seen_at, slices, undisturbed
 from circuitscope.errors import UserError, unknown
-from circuitscope.lens import HookedRootModule
+from circuitscope.lens import HookedModel
 
 Features = NDArray[np.float32]
 
 MEMORY = 2e9  # bytes that the activations of one checkpoint may take
 
 
-def matching_hooks(model: HookedRootModule, patterns: Sequence[str]) -> list[str]:
+def matching_hooks(model: HookedModel, patterns: Sequence[str]) -> list[str]:
     """Hooks that carry [batch, pos, …] and match one of the patterns, in the model's order.
 
     Hooks whose activations are large and made on demand (the state) match only a pattern that names them: the last part
@@ -47,7 +47,7 @@ def matching_hooks(model: HookedRootModule, patterns: Sequence[str]) -> list[str
 
 
 def collect(
-    model: HookedRootModule,
+    model: HookedModel,
     tokens: Int[Tensor, "batch pos"],
     hooks: Sequence[str],
     examples: Mapping[str, ProbeExamples],
@@ -93,7 +93,7 @@ def collect(
 
 
 def _widths(
-    model: HookedRootModule, tokens: Tensor, hooks: Sequence[str], states: Mapping[str, ReadableState]
+    model: HookedModel, tokens: Tensor, hooks: Sequence[str], states: Mapping[str, ReadableState]
 ) -> dict[str, int]:
     """How many features each hook has, found by running one sequence."""
     widths = {}

@@ -24,7 +24,7 @@ from circuitscope.analysis.probes.states import check_has_state, readable_state
 from circuitscope.analysis.probes.targets import ProbeExamples, examples_of
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.errors import UserError, shown
-from circuitscope.lens import HookedRootModule, layer_of
+from circuitscope.lens import HookedModel, layer_of
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
@@ -114,7 +114,7 @@ def probe(
 
 
 def probe_model(
-    model: HookedRootModule,
+    model: HookedModel,
     batch: Batch,
     definition: Definition | str | Path,
     *,
@@ -193,7 +193,7 @@ class ProbeData:
         return self.batch.part(kept), where[kept]
 
 
-def probe_rows(model: HookedRootModule, data: ProbeData, removal: Removal | None = None) -> Iterator[dict[str, Any]]:
+def probe_rows(model: HookedModel, data: ProbeData, removal: Removal | None = None) -> Iterator[dict[str, Any]]:
     """One row per hook and role, without run and step; with `removal` also what the removal costs."""
     definition = data.definition
     by_embedding = definition.model in ("embedding", "candidates")
@@ -226,7 +226,7 @@ def probe_rows(model: HookedRootModule, data: ProbeData, removal: Removal | None
         yield row
 
 
-def _cost(model: HookedRootModule, data: ProbeData, hook: str, role: str, fitted: Fit, U: Floats) -> dict[str, Any]:
+def _cost(model: HookedModel, data: ProbeData, hook: str, role: str, fitted: Fit, U: Floats) -> dict[str, Any]:
     """The accuracy the model loses without the probe's directions, those of the control, or random ones."""
     batch, where = data.tested(role)
     read_out = data.definition.read_out
@@ -247,7 +247,7 @@ def _cost(model: HookedRootModule, data: ProbeData, hook: str, role: str, fitted
     }
 
 
-def _hooks(model: HookedRootModule, data: ProbeData) -> list[str]:
+def _hooks(model: HookedModel, data: ProbeData) -> list[str]:
     """The hooks that a probe reads in a model; an error says what it cannot read."""
     definition, tokens = data.definition, data.batch.tokens
     if definition.read_out:

@@ -12,16 +12,17 @@ from circuitscope.analysis.causal.interventions import Effect, PerSequence, accu
 from circuitscope.analysis.probes.states import readable_state, state_at
 from circuitscope.analysis.reading.hooked import on_device_of, seen_at, slices, undisturbed
 from circuitscope.errors import UserError
-from circuitscope.lens import HookedRootModule
+from circuitscope.lens import HookedModel
 from circuitscope.mixers.reading import State
 from circuitscope.tasks import NO_LABEL, Batch
 
 Where = Bool[Tensor, "batch pos"]
 Directions = Float[Tensor, "direction feature"]
+Span = Float[Tensor, "_direction _feature"]  # each group of heads has its own sizes
 
 
 def remove(
-    model: HookedRootModule,
+    model: HookedModel,
     batch: Batch,
     hook: str,
     where: Where,
@@ -49,7 +50,7 @@ def remove(
 
 
 def accuracy_without(
-    model: HookedRootModule,
+    model: HookedModel,
     batch: Batch,
     hook: str,
     where: Where,
@@ -77,7 +78,7 @@ def accuracy_without(
     return torch.cat(found)
 
 
-def mean_at(model: HookedRootModule, batch: Batch, hook: str, where: Where) -> Tensor:
+def mean_at(model: HookedModel, batch: Batch, hook: str, where: Where) -> Tensor:
     """The mean of what a hook carries at the chosen positions; of a state, at the first in each sequence."""
     total: Any = 0.0
     where = _edited(model, batch, hook, where)
@@ -89,7 +90,7 @@ def mean_at(model: HookedRootModule, batch: Batch, hook: str, where: Where) -> T
     return (total / where.sum()).float()
 
 
-def _edited(model: HookedRootModule, batch: Batch, hook: str, where: Where) -> Where:
+def _edited(model: HookedModel, batch: Batch, hook: str, where: Where) -> Where:
     """The positions to edit: all that are chosen; of a state, the first in each sequence."""
     return where if state_at(model, batch.tokens, hook) is None else where & (where.cumsum(dim=1) == 1)
 
@@ -119,7 +120,7 @@ def _projecting(where: Where, U: Directions, mean: Tensor, state: State | None) 
     return project
 
 
-def _by_group(U: Directions, groups: int) -> list[Directions]:
+def _by_group(U: Directions, groups: int) -> list[Span]:
     """An orthonormal basis of the directions within each group of heads.
 
     A vector of its own reads each group, so the directions must be removed from each group separately.
@@ -131,7 +132,7 @@ def _by_group(U: Directions, groups: int) -> list[Directions]:
     return bases
 
 
-def _inside(heads: Float[Tensor, "site head inner outer"], spans: list[Directions]) -> Tensor:
+def _inside(heads: Float[Tensor, "site head inner outer"], spans: list[Span]) -> Tensor:
     """The part of states that lies in the spans, for every row over which a read-out sums."""
     found = []
     for part, span in zip(heads.chunk(len(spans), dim=1), spans, strict=True):

@@ -8,7 +8,7 @@ from torch import Tensor
 from circuitscope.analysis.reading.hooked import on_device_of, undisturbed
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.errors import UserError
-from circuitscope.lens import HookedRootModule, layer_of
+from circuitscope.lens import HookedModel, layer_of
 from circuitscope.mixers.reading import State
 
 Tokens = Int[Tensor, "batch pos"]
@@ -21,14 +21,14 @@ class ReadableState(NamedTuple):
     by: str
 
 
-def state_at(model: HookedRootModule, tokens: Tokens, hook: str) -> State | None:
+def state_at(model: HookedModel, tokens: Tokens, hook: str) -> State | None:
     """The recurrent state that a hook carries, or None where it carries something else."""
     layer = layer_of(hook)
     state = None if layer is None else _state(model, tokens, layer)
     return state if layer is not None and state and hook == opened(model).hook(layer, state.hook) else None
 
 
-def readable_state(model: HookedRootModule, tokens: Tokens, hook: str) -> ReadableState:
+def readable_state(model: HookedModel, tokens: Tokens, hook: str) -> ReadableState:
     """The recurrent state that a hook carries, with the vector that reads it; an error says why there is none."""
     layer = layer_of(hook)
     if layer is None:
@@ -45,7 +45,7 @@ def readable_state(model: HookedRootModule, tokens: Tokens, hook: str) -> Readab
     return ReadableState(state, subject.hook(layer, state.by))
 
 
-def check_has_state(model: HookedRootModule, tokens: Tokens) -> None:
+def check_has_state(model: HookedModel, tokens: Tokens) -> None:
     """Refuses a model without any recurrent state."""
     layers = range(opened(model).n_layers)
     if not any(_state(model, tokens, layer) for layer in layers):
@@ -53,6 +53,6 @@ def check_has_state(model: HookedRootModule, tokens: Tokens) -> None:
         raise UserError(f"read_out reads a recurrent state, and no layer of this model has one: they are {kinds}")
 
 
-def _state(model: HookedRootModule, tokens: Tokens, layer: int) -> State | None:
+def _state(model: HookedModel, tokens: Tokens, layer: int) -> State | None:
     with undisturbed(model):
         return opened(model).state(on_device_of(model, tokens[:1]), layer)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.errors import UserError
-from circuitscope.lens import HookedRootModule
+from circuitscope.lens import HookedModel
 
 Tokens = Int[Tensor, "batch pos"]
 Hooks = Sequence[tuple[str, Callable[..., Tensor | None]]]
@@ -23,7 +23,7 @@ SLICE_BYTES = 64e6  # that the hooked activations of one slice of the batch may 
 _MATRICES = ("hook_phi", "hook_phi_conv", "hook_pattern", "hook_attn_scores")  # in models whose hooks do not name axes
 
 
-def matrix_hook(model: HookedRootModule, layer: int, factor: str, tokens: Tokens) -> str:
+def matrix_hook(model: HookedModel, layer: int, factor: str, tokens: Tokens) -> str:
     """The name of the hook at which a matrix of a layer can be edited; `factor` is the name of a factor, or "phi"."""
     subject = opened(model)
     reading = subject.reading(tokens[:1], layer)
@@ -39,14 +39,14 @@ def matrix_hook(model: HookedRootModule, layer: int, factor: str, tokens: Tokens
     return subject.hook(layer, product.hook)
 
 
-def is_matrix(model: HookedRootModule, name: str) -> bool:
+def is_matrix(model: HookedModel, name: str) -> bool:
     """Whether a hook carries a matrix [batch, unit, dest, src]; every other hook carries [batch, pos, …]."""
     axes = getattr(model.hook_dict.get(name), "axes", None)
     return axes[-2:] == ("dest", "src") if axes else name.rsplit(".", 1)[-1] in _MATRICES
 
 
 @contextmanager
-def undisturbed(model: HookedRootModule, gradients: bool = False) -> Iterator[None]:
+def undisturbed(model: HookedModel, gradients: bool = False) -> Iterator[None]:
     """Sets evaluation mode and switches gradients on or off; afterwards every module is back in its former mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -58,14 +58,14 @@ def undisturbed(model: HookedRootModule, gradients: bool = False) -> Iterator[No
             module.training = training
 
 
-def on_device_of(model: HookedRootModule, tensor: Tensor) -> Tensor:
+def on_device_of(model: HookedModel, tensor: Tensor) -> Tensor:
     """The tensor on the device of the model's parameters."""
     parameter = next(model.parameters(), None)
     return tensor if parameter is None else tensor.to(parameter.device)
 
 
 def logits_at(
-    model: HookedRootModule, tokens: Tokens, where: Int[Tensor, " label"], hooks: Hooks = ()
+    model: HookedModel, tokens: Tokens, where: Int[Tensor, " label"], hooks: Hooks = ()
 ) -> Float[Tensor, "label vocab"]:
     """Logits at flat positions row · length + pos. Every hook sees whole activations [batch, pos, …].
 
@@ -74,7 +74,7 @@ def logits_at(
     return opened(model).to_logits(_run(model, tokens, hooks).flatten(0, 1)[where])
 
 
-def seen_at(model: HookedRootModule, tokens: Tokens, names: Sequence[str]) -> dict[str, Tensor]:
+def seen_at(model: HookedModel, tokens: Tokens, names: Sequence[str]) -> dict[str, Tensor]:
     """What the named hooks carry."""
     seen: dict[str, Tensor] = {}
     _run(model, tokens, keeping(names, seen))
@@ -96,7 +96,7 @@ def keeping(names: Sequence[str], seen: dict[str, Tensor]) -> Hooks:
     return [(name, keeps(name)) for name in names]
 
 
-def slices(model: HookedRootModule, tokens: Tokens, names: Sequence[str], labels: int = 0) -> list[slice]:
+def slices(model: HookedModel, tokens: Tokens, names: Sequence[str], labels: int = 0) -> list[slice]:
     """Slices of the batch that are so small that what these hooks carry takes at most SLICE_BYTES per slice.
 
     The same holds for the logits; a HookedLM computes them at `labels` positions per sequence.
@@ -110,6 +110,6 @@ def slices(model: HookedRootModule, tokens: Tokens, names: Sequence[str], labels
     return [slice(start, min(start + rows, len(tokens))) for start in range(0, len(tokens), rows)]
 
 
-def _run(model: HookedRootModule, tokens: Tokens, hooks: Hooks) -> Float[Tensor, "batch pos out"]:
+def _run(model: HookedModel, tokens: Tokens, hooks: Hooks) -> Float[Tensor, "batch pos out"]:
     with model.hooks(fwd_hooks=list(hooks)):
         return opened(model).before_logits(tokens)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from circuitscope.analysis.reading.gradients import without_gradients
 from circuitscope.errors import UserError, unknown
-from circuitscope.lens import HookedRootModule, layer_count, layer_index
+from circuitscope.lens import HookedModel, layer_count, layer_index
 from circuitscope.mixers.reading import SLICE_BYTES, Factor, Product, Reading, State
 from circuitscope.models.hooked_lm import HookedLM
 
@@ -41,7 +41,7 @@ class Mixing(NamedTuple):
         return bool(self.units.stop == self.product.size)
 
 
-def matrices(model: HookedRootModule, tokens: Tokens, factors: str | Sequence[str] | None = None) -> Iterator[Mixing]:
+def matrices(model: HookedModel, tokens: Tokens, factors: str | Sequence[str] | None = None) -> Iterator[Mixing]:
     """Every mixing matrix of a model in one pass, in slices of units of about 8 MB.
 
     Args:
@@ -151,7 +151,7 @@ class Opened(ABC):
         """Layers whose heads have W_Q, W_K, W_V and W_O, by number."""
 
 
-def opened(model: HookedRootModule) -> Opened:
+def opened(model: HookedModel) -> Opened:
     """A model as analysis sees it."""
     return _Own(model) if isinstance(model, HookedLM) else _Foreign(model)
 

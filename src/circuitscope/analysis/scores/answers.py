@@ -15,7 +15,7 @@ class Answers(NamedTuple):
     token: Int[Tensor, " label"]
 
 
-def answers(slices: Iterable[Float[Tensor, "label vocab"]], target: Int[Tensor, " label"]) -> Answers:
+def answers(slices: Iterable[Float[Tensor, "_label vocab"]], target: Int[Tensor, " label"]) -> Answers:
     """Loss and most likely token from logits that come in slices of the labels, in order; overwrites the logits."""
     losses, tokens, start = [], [], 0
     for logits in slices:

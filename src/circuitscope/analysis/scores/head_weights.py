@@ -13,12 +13,12 @@ from circuitscope.analysis.reading.hooked import keeping
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.weight_on_edges import PerSequence
 from circuitscope.errors import UserError
-from circuitscope.lens import HookedRootModule
+from circuitscope.lens import HookedModel
 
 _DRAWS = 32
 
 
-def copying_score(model: HookedRootModule, layer: int, tokens: Int[Tensor, "batch pos"]) -> PerSequence:
+def copying_score(model: HookedModel, layer: int, tokens: Int[Tensor, "batch pos"]) -> PerSequence:
     """How far a head raises the logit of the token it attends to, in −1..1.
 
     For each position j, the final norm's weight and the unembedding turn W_O v_j into logits of the tokens of the
@@ -33,7 +33,7 @@ def copying_score(model: HookedRootModule, layer: int, tokens: Int[Tensor, "batc
 
 @torch.no_grad()
 def copying_scores(
-    model: HookedRootModule, tokens: Int[Tensor, "batch pos"], layers: Sequence[int] | None = None
+    model: HookedModel, tokens: Int[Tensor, "batch pos"], layers: Sequence[int] | None = None
 ) -> dict[int, PerSequence]:
     """`copying_score` by layer, by default of all attention layers, in one pass of the model."""
     if not distinct(tokens):
@@ -85,7 +85,7 @@ class Composition(NamedTuple):
 
 
 @without_gradients
-def compositions(model: HookedRootModule) -> Iterator[Composition]:
+def compositions(model: HookedModel) -> Iterator[Composition]:
     """‖W_OV W‖ / (‖W_OV‖ ‖W‖) minus the mean of that over Gaussian matrices of the same shapes.
 
     W is the later head's W_QK, read through the queries (q) or the keys (k), or its W_OV (v). Norms are Frobenius

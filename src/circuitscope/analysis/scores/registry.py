@@ -16,7 +16,7 @@ from circuitscope.tasks import Layout
 if TYPE_CHECKING:
     from circuitscope.analysis.scores.edges import Edges
     from circuitscope.analysis.scores.held_out import HeldOut
-    from circuitscope.lens import HookedRootModule
+    from circuitscope.lens import HookedModel
 
 Display = Literal["table", "timeline", "dynamics", "figure", "report"]
 EVERYWHERE: tuple[Display, ...] = ("table", "timeline", "dynamics", "figure", "report")
@@ -40,7 +40,7 @@ class Score:
     name: str
     means: dict[str, str]
     edges: "Callable[[Layout], Edges] | None" = None
-    rows: "Callable[[HookedRootModule, HeldOut], Iterable[Row]] | None" = None
+    rows: "Callable[[HookedModel, HeldOut], Iterable[Row]] | None" = None
     on: Literal["own", "repeats"] = "own"
     needs: Literal["", "pairs"] = ""
     shown: frozenset[str] = field(default_factory=frozenset)

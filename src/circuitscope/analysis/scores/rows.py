@@ -16,7 +16,7 @@ from circuitscope.analysis.scores.head_weights import compositions, copying_scor
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.registry import SCORES, Score, row_score
 from circuitscope.analysis.scores.weight_on_edges import summarize, weightings_of, weights_on
-from circuitscope.lens import HookedRootModule
+from circuitscope.lens import HookedModel
 from circuitscope.tasks import Batch
 
 COLUMNS = {
@@ -45,13 +45,13 @@ COLUMNS = {
     depends_on=lambda run: sorted(check_scores(None, run.config.task)),
     at_once=lambda run: readable_at_once(run.config.model),
 )
-def every_score(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
+def every_score(model: HookedModel, data: HeldOut) -> Iterator[Row]:
     """Rows of all scores that the task can have."""
     return score_rows(model, data, check_scores(None, data.task))
 
 
 @without_gradients
-def score_rows(model: HookedRootModule, data: HeldOut, names: Sequence[str]) -> Iterator[Row]:
+def score_rows(model: HookedModel, data: HeldOut, names: Sequence[str]) -> Iterator[Row]:
     """Rows (without run and step) of every score, layer, factor and unit.
 
     A row without a head is about the whole layer, with |Φ| summed over its units. A row without a layer is about the
@@ -97,7 +97,7 @@ def _shared(matrix: Tensor) -> Tensor:
     {"copying_values": "OV: raises the value it reads", "copying": "OV: raises the token it reads"},
     shown=("table",),
 )
-def copying_rows(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
+def copying_rows(model: HookedModel, data: HeldOut) -> Iterator[Row]:
     """Copying of attention heads on random tokens, and on the values of the task's own sequences."""
     if data.repeats is None:
         return
@@ -123,7 +123,7 @@ def copying_rows(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
     },
     shown=("table",),
 )
-def composition_rows(model: HookedRootModule, data: HeldOut) -> Iterator[Row]:
+def composition_rows(model: HookedModel, data: HeldOut) -> Iterator[Row]:
     """Composition of attention heads, from their weights; `factor` names the earlier head."""
     for c in compositions(model):
         layer, head = c.later
