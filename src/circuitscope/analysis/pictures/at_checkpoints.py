@@ -31,7 +31,7 @@ class Snapshot:
     """
 
     step: int
-    matrices: dict[View, list[Float[Tensor, "dest src"]]]
+    matrices: dict[View, list[Float[Tensor, "_dest _src"]]]
     answers: list[list[Answer]]
 
 

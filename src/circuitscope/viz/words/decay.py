@@ -38,7 +38,7 @@ def decay_lines(frames: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, ...]]
     keys: dict[tuple[int, str, str, int | None], str] = {}
     for frame in frames.values():
         longest = int(frame.lag.max()) if frame.lag.notna().any() else 0
-        for layer in sorted(frame.layer.unique()):
+        for layer in sorted(map(int, frame.layer.unique())):
             for (factor, quantity), name in _QUANTITIES.items():
                 keys[layer, factor, quantity, None] = name
             for (factor, quantity), name in _BY_LAG.items():
