@@ -125,7 +125,7 @@ def test_a_name_is_fit_for_the_name_of_a_file(toys, name):
 
 def test_a_package_that_ends_the_program_when_it_is_loaded_is_named(reachable, install):
     install("toy-exit", "circuitscope.toys", "raise SystemExit(0)")
-    with pytest.raises(UserError, match="toy-exit brings the toy 'toy' and cannot be loaded: SystemExit"):
+    with pytest.raises(UserError, match="toy-exit, which provides the toy 'toy', cannot be loaded: SystemExit"):
         list(reachable)
 
 

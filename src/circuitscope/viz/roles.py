@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
+from circuitscope.errors import UserError
 from circuitscope.tasks import Role
+from circuitscope.viz.style import COLOURS
 
 
 class RoleLook(NamedTuple):
@@ -14,6 +16,9 @@ class RoleLook(NamedTuple):
 
 
 def role_look(number: int) -> RoleLook:
-    """The look of a role by its number in `Layout.roles`."""
-    role = Role(int(number))
+    """The look of a role by its number in `Layout.roles`; a number that no role has is shown as such."""
+    try:
+        role = Role(int(number))
+    except UserError:
+        return RoleLook(f"role {int(number)}", COLOURS[int(number) % len(COLOURS)], quiet=False)
     return RoleLook(role.name, role.colour, quiet=role == Role.FILLER)
