@@ -14,7 +14,7 @@ from circuitscope.runs.store import read_tensors
 
 Tensors = dict[str, torch.Tensor]
 
-_TINY: dict[str, Any] = {
+TINY: dict[str, Any] = {
     "length": 16,
     "pairs": 2,
     "vocab_size": 64,
@@ -34,7 +34,7 @@ _TINY: dict[str, Any] = {
 
 def tiny(**options: Any) -> RunConfig:
     """Two layers of width 8 on MQAR (16, 2) over 64 tokens; 12 steps, on one thread."""
-    return RunConfig.build("attention", "mqar", **{**_TINY, **options})
+    return RunConfig.build("attention", "mqar", **{**TINY, **options})
 
 
 class Listens(Silent):

@@ -14,7 +14,7 @@ from circuitscope.config import RunConfig
 from circuitscope.errors import UserError
 from circuitscope.runs.run import Run
 from circuitscope.training.trainer import train
-from circuitscope.viz.registry import FIGURES, WORDS, Lines, figure, words
+from circuitscope.viz.registry import FIGURES, WORDS, TextTable, figure, words
 from circuitscope.viz.style import Sheet
 from registered import added_to
 from tiny_run import tiny
@@ -151,7 +151,7 @@ def test_all_runs_those_from_outside_too_and_their_words_and_figure_are_used(cir
     @words("toy", in_brief=lambda found: ["toys in brief"])
     def say(found):
         yield "toys in words"
-        yield Lines(("a", "b"), [("1", ""), ("2", "")])
+        yield TextTable(("a", "b"), [("1", ""), ("2", "")])
 
     @figure("toy")
     def draw(frames):

@@ -71,7 +71,11 @@ def dynamics(
         _draw_chance(accuracy, runs)
         shaded = _shade([loss, accuracy, *rest], groups, bumps)
         loss.set_ylabel("loss")
-        accuracy.set(ylabel="query accuracy", ylim=(-0.02, 1.02))
+        metrics = sorted({run.config.task.metric for run in runs})
+        if metrics == ["accuracy"]:
+            accuracy.set(ylabel="query accuracy", ylim=(-0.02, 1.02))
+        else:
+            accuracy.set_ylabel(" or ".join(metrics))
         for axes, label in zip(rest, panels, strict=True):
             drawn = axes.dataLim
             axes.set(ylabel=label.replace(" on ", "\non "), ylim=(min(-0.02, drawn.y0), max(1.02, drawn.y1)))
@@ -124,7 +128,8 @@ def _draw_metrics(pen: _Pen, loss: Axes, accuracy: Axes, group: Group, colour: s
     if all(len(t) for t in train):
         band = Band.over([(t.step, t.loss) for t in train])
         pen.draw(loss, "train loss", group.label, band, colour, f"{group.label}, train", lw=0.8, alpha=0.45)
-    for axes, name, label in ((loss, "loss", f"{group.label}, validation"), (accuracy, "accuracy", group.label)):
+    metric = group.runs[0].config.task.metric
+    for axes, name, label in ((loss, "loss", f"{group.label}, validation"), (accuracy, metric, group.label)):
         if len(held) > 1:
             band = Band.over([(h.step, h[name]) for h in held])
         else:

@@ -20,14 +20,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _MOST = 24  # rows of a plain table
 
 
-class Lines(NamedTuple):
+class TextTable(NamedTuple):
     """A small table for the terminal: names of columns, and rows of text."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
-Said = str | Lines
+Said = str | TextTable
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _plain(name: str, found: "Results") -> Iterator[Said]:
     if not len(frame):
         return
     rows = [[_cell(row[column]) for column in wanted.columns] for row in frame.head(_MOST).to_dict("records")]
-    yield Lines(list(wanted.columns), rows)
+    yield TextTable(list(wanted.columns), rows)
     if len(frame) > _MOST:
         yield f"and {len(frame) - _MOST} more rows in {name}.parquet"
     for column, meaning in wanted.means.items():

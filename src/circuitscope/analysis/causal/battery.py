@@ -26,7 +26,6 @@ COLUMNS = {
     "stderr": "float64",
     "n": "int64",
 }
-_MOST_HEADS = 16  # more than that are channels, which are ablated in groups
 _STRONGEST = 0.1
 
 
@@ -106,7 +105,7 @@ def _groups(reading: Reading, batch: Batch, layer: int) -> dict[str, list[int] |
     if reading.no_phi or reading.core.size == 1:
         return groups
     count = reading.core.size
-    if count <= _MOST_HEADS:
+    if reading.core.unit == "head":
         return groups | {f"L{layer}H{h}": [h] for h in range(count)}
     if batch.layout.value_pos is None:
         return groups

@@ -85,7 +85,7 @@ def phase_rows(found: "Results") -> Iterator[Row]:
 
 
 def curves_of(run: Run, scores: pd.DataFrame | None = None) -> dict[str, Curve]:
-    """Validation loss and accuracy, train loss, and for each score the head (or layer) that ends highest.
+    """Validation loss and the task's metric, train loss, and for each score the head (or layer) that ends highest.
 
     A score's curve is named by its score and place: "recall L1H0".
     """
@@ -96,10 +96,10 @@ def curves_of(run: Run, scores: pd.DataFrame | None = None) -> dict[str, Curve]:
     train = rows[rows.split == "train"]
     steps = held.step.to_numpy(float)
     out = {
-        "loss": Curve(steps, held.loss.to_numpy(float), np.array(held.loss_per_batch.tolist(), dtype=float)),
-        "accuracy": Curve(
-            steps, held.accuracy.to_numpy(float), np.array(held.accuracy_per_batch.tolist(), dtype=float)
-        ),
+        name: Curve(steps, held[name].to_numpy(float), np.array(held[f"{name}_per_batch"].tolist(), dtype=float))
+        for name in ("loss", run.config.task.metric)
+    }
+    out |= {
         "train loss": Curve(train.step.to_numpy(float), train.loss.to_numpy(float)),
     }
     names = [name for score in shown_in("timeline") for name in score.means] if scores is not None else []
@@ -147,7 +147,7 @@ def timeline(run: Run, scores: pd.DataFrame | None = None) -> Timeline:
     """Transitions of every curve of a run, the verdict on its loss bump, the order of events and their lags."""
     curves = curves_of(run, scores)
     found = {name: transitions(c.steps, c.values, repeats=c.repeats) for name, c in curves.items()}
-    loss, accuracy = curves["loss"], curves["accuracy"]
-    judged = verdict(loss.steps, loss.values, accuracy.values, run.config.task.chance or 0.0, found=found["loss"])
+    loss, metric = curves["loss"], curves[run.config.task.metric]
+    judged = verdict(loss.steps, loss.values, metric.values, run.config.task.chance or 0.0, found=found["loss"])
     held_out = {name: several for name, several in found.items() if name != "train loss"}
     return Timeline(run.name, found, judged, order(held_out, at="midpoint"))

@@ -23,7 +23,7 @@ class HeldOut:
         self.task, self.sequences = task, sequences
         self.own = task.batch(0, split="test", size=sequences, seed=seed)
         self.repeats: Batch | None = None
-        if isinstance(task, Induction):
+        if "period" in task.features:
             self.repeats = self.own
         elif min(longest, _LONGEST) >= 9:
             repeats = Induction.fitting(min(longest, _LONGEST), task.needs()["vocab_size"])

@@ -123,9 +123,9 @@ def _curves(run: Run) -> dict[str, Any]:
     }
     if len(held):
         out["validation"] = {"step": held.step.tolist()}
-        for name in ("loss", "accuracy"):
-            out["validation"][name] = _numbers(held[name])
-            batches = held[f"{name}_per_batch"]
+        for name, column in (("loss", "loss"), ("accuracy", run.config.task.metric)):
+            out["validation"][name] = _numbers(held[column])
+            batches = held[f"{column}_per_batch"]
             out["validation"][f"{name}_low"] = _numbers(batches.map(min))
             out["validation"][f"{name}_high"] = _numbers(batches.map(max))
     return out

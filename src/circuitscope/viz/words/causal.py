@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import pandas as pd
 
 from circuitscope.analysis.checkpoints.results import Results
-from circuitscope.viz.registry import Lines, words
+from circuitscope.viz.registry import TextTable, words
 
 
 @words("causal")
-def causal_words(found: Results) -> Iterator[Lines]:
+def causal_words(found: Results) -> Iterator[TextTable]:
     """One table of the strongest effects at the last checkpoint."""
     frame = found["causal"]
-    yield Lines(("intervention", "where", "effect"), list(causal_lines(frame[frame.step == frame.step.max()])))
+    yield TextTable(("intervention", "where", "effect"), list(causal_lines(frame[frame.step == frame.step.max()])))
 
 
 def causal_lines(frame: pd.DataFrame, most: int = 24) -> Iterator[tuple[str, ...]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from circuitscope.analysis.causal.circuit import Circuit
 from circuitscope.analysis.checkpoints.results import Results
 from circuitscope.analysis.phases.timeline import Timeline
-from circuitscope.viz.registry import Lines, Said, words
+from circuitscope.viz.registry import Said, TextTable, words
 
 
 def circuit_sentences(found: Results) -> list[str]:
@@ -17,7 +17,7 @@ def circuit_sentences(found: Results) -> list[str]:
 def circuit_words(found: Results) -> Iterator[Said]:
     """The places, then the sentences."""
     columns = ("part", "edges", "where", "weight there", "strongest", "accuracy lost")
-    yield Lines(columns, list(circuit_lines(found.circuit)))
+    yield TextTable(columns, list(circuit_lines(found.circuit)))
     yield from circuit_sentences(found)
 
 

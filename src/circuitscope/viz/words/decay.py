@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import pandas as pd
 
 from circuitscope.analysis.checkpoints.results import Results
-from circuitscope.viz.registry import Lines, by_label, words
+from circuitscope.viz.registry import TextTable, by_label, words
 
 _QUANTITIES = {
     ("phi", "kappa_median"): "rate κ of |Φ|, median over heads",
@@ -27,10 +27,10 @@ _LAGS = (1, 8, 32)
 
 
 @words("decay", side_by_side=True)
-def decay_words(*found: Results) -> Iterator[Lines]:
+def decay_words(*found: Results) -> Iterator[TextTable]:
     """One table with a column for each run."""
     frames = by_label([one.run for one in found], [one["decay"] for one in found])
-    yield Lines(("", "decay", *frames), list(decay_lines(frames)))
+    yield TextTable(("", "decay", *frames), list(decay_lines(frames)))
 
 
 def decay_lines(frames: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, ...]]:
