@@ -335,6 +335,7 @@ PLAIN = cs.task("induction", block=4, repeats=4, vocab_size=32).batch(0, size=4)
 ONE_PAIR = planted_task(vocab_size=32, length=20, pairs=1).batch(0, size=4)
 
 
+@pytest.mark.usefixtures("without_type_checks")
 @BOTH
 @pytest.mark.parametrize(
     ("batch", "options", "says"),
