@@ -74,7 +74,7 @@ def heatmap(
     panels: Sequence[Panel] | Float[Array, "dest src"] | Float[Tensor, "dest src"],
     *,
     axis: Axis | None = None,
-    scale: Scale | None = None,
+    scale: Scale | str | None = None,
     title: str = "",
     marks: Mapping[str, tuple[Sequence[int], Sequence[int]]] | None = None,
     about: Mapping[str, Any] | None = None,

@@ -23,7 +23,7 @@ def phi_figure(
     heads: UnitChoice | None = None,
     top: int | None = None,
     by: str | None = None,
-    scale: Scale | None = None,
+    scale: Scale | str | None = None,
     mark: Sequence[str] = (),
 ) -> Sheet:
     """Attention or Φ of a layer on one example of the test split.

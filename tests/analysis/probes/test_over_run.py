@@ -195,7 +195,7 @@ def test_another_process_finds_the_same_file(run):
 def test_the_table_says_how_many_sequences_were_used(run, sequences):
     probe(run, "bound-value", steps=0, sequences=sequences, hooks=["hook_embed"])
     (path,) = (run.path / "analysis").glob("*.parquet")
-    assert json.loads(pq.read_metadata(path).metadata[b"circuitscope"])["sequences"] == sequences
+    assert json.loads(pq.read_metadata(path).metadata[b"circuitscope"])["settings"]["sequences"] == sequences
 
 
 def test_the_tested_part_of_a_batch_has_its_own_part_of_the_layout():
