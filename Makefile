@@ -40,8 +40,9 @@ chromium:
 test: lint types chromium
 	$(BIN)/python -m pytest
 
+# Without what takes its time: tests marked slow, and the enforcement of annotations at run time.
 test-fast: lint types chromium
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow" -o addopts="-ra --strict-markers --strict-config"
 
 bench: install
 	$(BIN)/python -m benchmarks

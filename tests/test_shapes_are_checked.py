@@ -10,6 +10,8 @@ from circuitscope.kernels.wkv import wkv_reference
 from circuitscope.progress import Lines
 from circuitscope.tasks import Layout
 
+pytestmark = pytest.mark.slow  # make test-fast runs without the option
+
 
 def test_a_wrong_shape_of_an_argument_is_refused():
     w, u, k, v = torch.ones(3), torch.ones(3), torch.zeros(2, 4, 3), torch.zeros(2, 5, 3)

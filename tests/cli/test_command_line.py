@@ -315,6 +315,7 @@ def test_help_imports_nothing_heavy(arguments):
     assert "Usage" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("word", "code"), [("tasks", 0), ("taks", 2)])
 def test_the_command_leaves_with_its_code_after_what_is_registered_for_the_end_and_threads_still_at_work(word, code):
     script = (
@@ -361,6 +362,7 @@ def test_the_installed_program_stops_quietly_when_its_reader_goes_away(tmp_path)
     assert "bug" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", ["tasks", "tasks show mqar --examples 500", "--help", "train --help", "train --dry-run"]
 )
@@ -381,6 +383,7 @@ def test_output_that_cannot_be_written_is_one_line_and_exit_code_1(tmp_path, wor
         )
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_written_the_exit_code_is_left(tmp_path):
     for words, code in (("tasks", 1), ("taks", 2)):
         done = subprocess.run(
@@ -389,6 +392,7 @@ def test_where_nothing_can_be_written_the_exit_code_is_left(tmp_path):
         assert done.returncode == code
 
 
+@pytest.mark.slow
 def test_a_run_whose_output_cannot_be_written_stops_with_one_line_and_can_be_resumed(tmp_path):
     small = "--length 16 --pairs 2 --vocab-size 16 --d-model 8 --layers 1 --steps 4 --batch-size 8 --threads 1"
     done = subprocess.run(

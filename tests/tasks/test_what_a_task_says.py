@@ -198,6 +198,7 @@ def installed(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_task_of_an_installed_package_is_listed_shown_and_trained_on_like_ours(installed, tmp_path):
     assert "recency    Marks 1 and 2 come in random order" in installed("tasks")
     shown = installed("tasks", "show", "recency")

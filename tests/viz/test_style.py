@@ -68,6 +68,7 @@ def test_a_notebook_shows_a_figure_without_a_window():
     assert sheet()._repr_png_().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_drawing_and_saving_need_no_pyplot(tmp_path):
     script = (
         "import sys\n"

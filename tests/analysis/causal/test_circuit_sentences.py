@@ -8,6 +8,7 @@ from planted import planted_conv_attention, planted_conv_mamba, planted_rwkv, pl
 BATCH = planted_task().batch(0, split="test", size=32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "binding", "recall", "says"),
     [

@@ -28,6 +28,7 @@ def table(name: str, **options) -> pd.DataFrame:
     return pd.DataFrame(decay_rows(build(name), TOKENS, **options))
 
 
+@pytest.mark.slow
 def test_rows_of_a_mamba_are_complete():
     rows = table("mamba", factors=("phi", "composed"))
     assert list(rows.columns) == COLUMNS
@@ -83,6 +84,7 @@ def test_mamba_against_deltanet_the_transition_falls_in_one_and_not_in_the_other
     assert norms["mamba"].iloc[-1] < 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", models.names())
 def test_every_preset_has_rows_and_no_infinite_ones(name):
     model = build(name, n_layers=2)

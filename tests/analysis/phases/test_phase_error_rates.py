@@ -87,6 +87,7 @@ def test_the_docs_hold_the_rates_that_are_measured():
             assert held[key] == pytest.approx(numbers(line), abs=0.03), line
 
 
+@pytest.mark.slow
 def test_what_the_simulation_counts_is_what_transitions_finds():
     grid = Grid(simulation.evaluations(24, "even"))
     rng = np.random.default_rng(0)
