@@ -83,7 +83,6 @@ def draw(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.slow
 @given(**sizes, states=st.integers(1, 20))
 def test_the_scan_and_its_phi(batch, length, channels, states):
     x, dt = draw(0, batch, length, channels), draw(1, batch, length, channels).exp() / 10
