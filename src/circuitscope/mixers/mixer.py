@@ -66,6 +66,20 @@ class Mixer(Protocol):
         ...
 
 
+@runtime_checkable
+class HeadWeights(Protocol):
+    """A mixer whose heads are linear maps of the stream with weights of their own, as in attention."""
+
+    @property
+    def W_Q(self) -> Float[Tensor, "head d_model d_head"]: ...
+    @property
+    def W_K(self) -> Float[Tensor, "head d_model d_head"]: ...
+    @property
+    def W_V(self) -> Float[Tensor, "head d_model d_head"]: ...
+    @property
+    def W_O(self) -> Float[Tensor, "head d_head d_model"]: ...
+
+
 def check_divides(name: str, value: int, what: str, whole: int, instead: str = "") -> None:
     """Refuses a size that does not divide another, and names the nearest size that does."""
     if whole % value:

@@ -241,12 +241,19 @@ class Reading:
                 self._made["composed"] = Product("composed", self.factors)
         return {name: product for name, product in self._made.items() if diagonal or not product.diagonal}
 
+    @property
+    def names(self) -> list[str]:
+        """The names that `product` accepts: each factor, "phi" and "composed"; none if there is no Φ."""
+        if not self.factors:
+            return []
+        return [*(factor.name for factor in self.factors), "phi", *([] if self.no_composed else ["composed"])]
+
     def product(self, asked: str | Sequence[str]) -> Product:
         """A matrix by name: a factor, "phi", "composed", or several factors, multiplied in the layer's order."""
         if self.no_phi:
             raise UserError(self.no_phi)
         every, names = self.products(diagonal=True), [factor.name for factor in self.factors]
-        valid = [*names, "phi", "composed"]
+        valid = self.names
         if asked == "composed":
             if self.no_composed:
                 raise UserError(self.no_composed)
@@ -280,15 +287,19 @@ class Reading:
         Args:
             units: how many units a slice has; by default as many as fit into 8 MB.
         """
-        step = units or self.units_per_slice
-        for start in range(0, product.size, step):
-            part = slice(start, min(start + step, product.size))
+        for part in slices_of(product.size, units or self.units_per_slice):
             yield part, product.build(part, skip).expand(self.batch, -1, self.length, self.length)
 
     @property
     def units_per_slice(self) -> int:
         """How many units have float32 matrices of about 8 MB together; at least one."""
         return max(1, int(SLICE_BYTES // (4 * max(1, self.batch * self.length**2))))
+
+
+def slices_of(size: int, step: int) -> Iterator[slice]:
+    """Slices of at most `step` units that cover `size` units in order."""
+    for start in range(0, size, step):
+        yield slice(start, min(start + step, size))
 
 
 def _lone(factor: Factor) -> Product:

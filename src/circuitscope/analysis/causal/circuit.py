@@ -16,7 +16,7 @@ import torch
 
 from circuitscope.analysis.causal.interventions import Effect, knock_out
 from circuitscope.analysis.reading.gradients import without_gradients
-from circuitscope.analysis.reading.opened import matrices
+from circuitscope.analysis.reading.opened import matrices, opened
 from circuitscope.analysis.registry import Row, analysis
 from circuitscope.analysis.scores.edges import named_edges
 from circuitscope.analysis.scores.head_weights import compositions
@@ -169,11 +169,11 @@ COLUMNS = {
 
 
 def _no_circuit(run: Run) -> str:
-    if run.config.task.batch(0, size=1).layout.value_pos is None:
+    batch = run.config.task.batch(0, size=1)
+    if batch.layout.value_pos is None:
         return "a recall circuit needs a task with keys, values and queries, such as mqar"
-    with torch.device("meta"):
-        layers = HookedLM(run.config.model).layers
-    has_phi = any(hasattr(block.mixer, "hook_phi") for block in layers)
+    untrained = HookedLM(run.config.model).eval()  # what a layer offers does not depend on its weights
+    has_phi = any(reading.factors for _, reading in opened(untrained).walk(batch.tokens))
     return "" if has_phi else "no layer has Φ, so there is no circuit to look for"
 
 

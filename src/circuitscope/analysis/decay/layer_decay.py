@@ -22,7 +22,7 @@ from circuitscope.analysis.decay.lag_profile import (
 )
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.lens import HookedModel, layer_index
-from circuitscope.mixers.reading import Product, Reading
+from circuitscope.mixers.reading import Product, Reading, slices_of
 
 Factors = str | Sequence[str]
 Profiles = Float[Tensor, "batch head lag"]
@@ -101,8 +101,8 @@ def _profiles(reading: Reading, product: Product, chunk: int | None) -> Iterator
     kernel = product.factors[0].profile if len(product.factors) == 1 else None
     if kernel is not None:
         step = chunk or max(1, int(_PROFILE_BYTES // (4 * reading.batch * reading.length)))
-        for first in range(0, product.size, step):
-            whole, bare = kernel(slice(first, min(first + step, product.size)))
+        for units in slices_of(product.size, step):
+            whole, bare = kernel(units)
             yield whole.double(), bare.double()
         return
     variants = [True, False] if product.has_skip else [True]

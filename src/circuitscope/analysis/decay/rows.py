@@ -70,7 +70,7 @@ def decay_rows(
     for layer, reading in opened(model).walk(tokens):
         if layer not in chosen:
             continue
-        names = _offered(reading)
+        names = set(reading.names)
         offered |= names
         missing -= names or missing
         with torch.no_grad():
@@ -86,11 +86,6 @@ def decay_rows(
     if missing:
         raise unknown("factor", missing.pop(), offered)
     return rows
-
-
-def _offered(reading: Reading) -> set[str]:
-    """Names of the matrices that a layer has."""
-    return {"phi", *reading.products(diagonal=True)} if reading.factors else set()
 
 
 def _phi_rows(found: LayerDecay) -> Iterator[Row]:

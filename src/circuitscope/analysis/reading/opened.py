@@ -18,6 +18,7 @@ from torch import Tensor
 from circuitscope.analysis.reading.gradients import without_gradients
 from circuitscope.errors import UserError, unknown
 from circuitscope.lens import HookedModel, layer_count, layer_index
+from circuitscope.mixers.mixer import HeadWeights
 from circuitscope.mixers.reading import SLICE_BYTES, Factor, Product, Reading, State
 from circuitscope.models.hooked_lm import HookedLM
 
@@ -147,7 +148,7 @@ class Opened(ABC):
         """The token embedding."""
 
     @abstractmethod
-    def attention(self) -> dict[int, Any]:
+    def attention(self) -> dict[int, HeadWeights]:
         """Layers whose heads have W_Q, W_K, W_V and W_O, by number."""
 
 
@@ -235,8 +236,8 @@ class _Own(Opened):
     def embedding(self) -> Float[Tensor, "token d_model"]:
         return self.model.embed.weight
 
-    def attention(self) -> dict[int, Any]:
-        return {i: block.mixer for i, block in enumerate(self.model.layers) if hasattr(block.mixer, "W_O")}
+    def attention(self) -> dict[int, HeadWeights]:
+        return {i: block.mixer for i, block in enumerate(self.model.layers) if isinstance(block.mixer, HeadWeights)}
 
 
 class _ForeignWalk(Walk):
@@ -329,5 +330,5 @@ class _Foreign(Opened):
             raise UserError("this model has no token embedding W_E; use the model 'logistic'")
         return weight
 
-    def attention(self) -> dict[int, Any]:
+    def attention(self) -> dict[int, HeadWeights]:
         return {}
