@@ -135,7 +135,7 @@ def test_slices_of_heads_change_nothing(name, factors):
             torch.testing.assert_close(a.profile, b.profile, rtol=1e-6, atol=1e-12)
             for x, y in ((a.numbers, b.numbers), (a.summary, b.summary)):
                 torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6, equal_nan=True)
-            torch.testing.assert_close(a.mean_profile, b.mean_profile, rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(a.mean_profile, b.mean_profile, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize(("name", "factors"), [("mamba", "composed"), ("mamba2", "composed"), ("h3", "phi")])
