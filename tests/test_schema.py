@@ -95,7 +95,7 @@ def test_a_config_without_a_version_is_read_as_version_one(unversioned):
 def test_a_version_from_the_future_is_one_line_that_says_what_to_do(version, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(f"schema: {version}\n{UNVERSIONED}later: true\n")
-    with pytest.raises(cs.UserError, match=r"^schema: .*version .*up to 1; install a newer release$"):
+    with pytest.raises(cs.UserError, match=r"config\.yaml: schema: .*version .*up to 1; install a newer release$"):
         RunConfig.load(path)
 
 

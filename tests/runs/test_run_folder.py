@@ -8,6 +8,7 @@ import time
 import pytest
 
 from circuitscope.errors import UserError
+from circuitscope.runs.checkpoints import write_checkpoint
 from circuitscope.runs.run import Run, create_run, newest_run, runs_in
 from circuitscope.training.trainer import train
 from tiny_run import listing, tiny
@@ -204,7 +205,7 @@ def test_a_run_is_itself_or_is_found_by_its_folder(tmp_path):
 def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path):
     run = train(tiny(steps=2), root=tmp_path, name="mine")
     other = train(tiny(steps=2, d_model=16), root=tmp_path, name="other")
-    name = "step-00000002.safetensors"
-    (run.path / "checkpoints" / name).write_bytes((other.path / "checkpoints" / name).read_bytes())
-    with pytest.raises(UserError, match=r"checkpoint 2 of .*mine does not fit the model of its config: .*size"):
+    write_checkpoint(run.checkpoints.path(2), 2, other.checkpoints.load(2), run.digest)
+    says = r"mine/.*2\.safetensors does not fit the model of the run's config: embed.weight has the shape 64 × 16 in place"
+    with pytest.raises(UserError, match=says):
         run.load(2)

@@ -27,7 +27,7 @@ def run(tmp_path):
 
 def replace(run, step, by):
     """The checkpoint of a step now holds the weights of another."""
-    write_checkpoint(run.checkpoints.folder / checkpoint_name(step), step, run.checkpoints.load(by))
+    write_checkpoint(run.checkpoints.folder / checkpoint_name(step), step, run.checkpoints.load(by), run.digest)
 
 
 def of_step(frame, step):
