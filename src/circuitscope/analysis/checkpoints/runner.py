@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from circuitscope.analysis.causal.circuit import Circuit, circuit_of
 from circuitscope.analysis.checkpoints.in_order import LeftOut, load_weights, rows_in_order
@@ -19,6 +20,7 @@ from circuitscope.analysis.scores.registry import SCORES
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel
 from circuitscope.memory import keep_freed_memory
+from circuitscope.models.dtype import default_dtype
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.progress import Progress, Silent
 from circuitscope.runs.damage import DamagedFile, OtherRun
@@ -151,7 +153,7 @@ def over_checkpoints(
     chosen = choose_steps(steps, saved_steps(run))
     settings = {"version": _VERSION, "sequences": sequences}
     table = Table(table_path(run, kind, sequences), columns, settings, depends_on, _digests(run, chosen))
-    with nullcontext() if table.holds(chosen) else table:
+    with default_dtype(torch.float32), nullcontext() if table.holds(chosen) else table:
         for note in table.notes:
             progress.say(note)
         missing = [s for s in chosen if s not in table.steps]

@@ -21,6 +21,7 @@ from circuitscope.errors import UserError, shown, unknown
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.memory import check_fits
 from circuitscope.mixers.reading import Product, Reading, Unit
+from circuitscope.models.dtype import default_dtype
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs.damage import warn_once
 from circuitscope.runs.run import Run
@@ -74,6 +75,7 @@ class Ranked(NamedTuple):
 
 
 @torch.no_grad()
+@default_dtype(torch.float32)
 def layer_pictures(
     run: Run,
     layer: int = 0,
