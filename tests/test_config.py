@@ -230,6 +230,19 @@ def test_an_override_of_one_layer_leaves_the_other_layers_and_the_preset_alone()
     assert RunConfig.build("attention_conv_q") == before
 
 
+def test_a_section_is_set_before_its_keys_and_all_mixers_before_one():
+    """So the order in which assignments are given loses none of them."""
+    changes = {"model.mixers.0.n_heads": 2, "model.mixers.*.n_heads": 4, "model.d_model": 32, "model": "attention"}
+    config = RunConfig.parse(override({}, changes))
+    assert (config.model.d_model, [m.n_heads for m in config.model.mixers]) == (32, [2, 4])
+
+
+@pytest.mark.parametrize("build", [RunConfig.build, cs.model])
+def test_a_model_and_mixers_are_not_given_at_once(build):
+    with pytest.raises(cs.UserError, match="not both: got 'mamba' and 'attention'"):
+        build("mamba", mixers="attention")
+
+
 def test_a_preset_is_not_silently_ignored_where_the_file_lists_mixers(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(RunConfig.build("attention").dump())
@@ -329,6 +342,30 @@ def test_a_file_that_holds_something_else_is_bad_input(content, tmp_path):
     path.write_bytes(content)
     with pytest.raises(cs.UserError):
         RunConfig.load(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["train:\n  lr: 0.1\n  steps: 5\n  lr: 0.2\n", "train: {lr: 0.1, lr: 0.2}", "train: {}\n\ntrain: {lr: 0.2}"]
+)
+def test_a_key_that_stands_twice_in_a_file_is_bad_input(text, tmp_path):
+    path = tmp_path / "twice.yaml"
+    path.write_text(text)
+    with pytest.raises(cs.UserError, match=r"twice\.yaml .*the key '(lr|train)' stands twice, in lines \d and \d$"):
+        RunConfig.load(path)
+
+
+def test_a_key_may_replace_one_that_is_merged_in(tmp_path):
+    path = tmp_path / "merged.yaml"
+    path.write_text("train: &a {lr: 0.1, steps: 5}\ntask: &b {<<: {pairs: 2}, pairs: 4}\n")
+    assert RunConfig.load(path).task.pairs == 4
+
+
+@pytest.mark.parametrize("text", ["train: {lr: fast}", "modle: {}", "schema: 99", "task: {pairs: 17}", "- a", "[", ""])
+def test_what_is_wrong_with_a_file_comes_with_its_name(text, tmp_path):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text)
+    with pytest.raises(cs.UserError, match=r"wrong\.yaml"):
+        RunConfig.load(path, {"train.steps": "many"} if not text else None)
 
 
 def test_an_empty_file_is_the_default_config(tmp_path):

@@ -95,7 +95,7 @@ def test_a_config_without_a_version_is_read_as_version_one(unversioned):
 def test_a_version_from_the_future_is_one_line_that_says_what_to_do(version, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(f"schema: {version}\n{UNVERSIONED}later: true\n")
-    with pytest.raises(cs.UserError, match=r"^schema: .*version .*up to 1; install a newer release$"):
+    with pytest.raises(cs.UserError, match=r"config\.yaml: schema: .*version .*up to 1; install a newer release$"):
         RunConfig.load(path)
 
 
@@ -114,6 +114,16 @@ def test_a_later_version_upgrades_the_layout_before_anything_reads_it(unversione
     assert RunConfig.parse({"schema": 2, "train": {"rate": 0.25}}).train.lr == 0.25
     assert RunConfig.parse({"schema": 3, "train": {"lr": 0.25}}).train.lr == 0.25
     assert RunConfig.parse({"train": {"lr": 0.25}}).train.lr == 0.25
+
+
+def test_the_config_of_a_run_may_lack_only_what_its_version_did_not_have(unversioned, monkeypatch):
+    """As if version 2 had brought `wandb`."""
+    unversioned.write_text(UNVERSIONED.replace("  wandb: null\n", ""))
+    with pytest.raises(cs.UserError, match=r"config\.yaml is incomplete: train\.wandb is missing; the config of a run"):
+        cs.Run(unversioned.parent).config  # noqa: B018
+    monkeypatch.setattr(schema, "VERSION", 2)
+    monkeypatch.setitem(schema.UPGRADES, 2, lambda data: {**data, "train": {**data["train"], "wandb": None}})
+    assert cs.Run(unversioned.parent).config.train.wandb is None
 
 
 def test_a_file_older_than_a_field_means_what_was_before(unversioned, monkeypatch):

@@ -34,7 +34,8 @@ TINY: dict[str, Any] = {
 
 def tiny(**options: Any) -> RunConfig:
     """Two layers of width 8 on MQAR (16, 2) over 64 tokens; 12 steps, on one thread."""
-    return RunConfig.build("attention", "mqar", **{**TINY, **options})
+    model = None if "mixers" in options else "attention"
+    return RunConfig.build(model, "mqar", **{**TINY, **options})
 
 
 class Listens(Silent):

@@ -132,7 +132,7 @@ FLAGS = {
     "--set task.filler=random": ("task.filler", "random"),
     "--set train.clip=null": ("train.clip", None),
     "--set train.lr=3e-3": ("train.lr", 3e-3),
-    "--pairs 8 --set task.pairs=2": ("task.pairs", 2),
+    "--d-model 32 --set model=mamba": ("model.d_model", 32),
 }
 
 
@@ -175,6 +175,10 @@ BAD = {
     "train --dry-run --set train.lr=2001-99-99": "train.lr",
     "train --dry-run --set model=5": "model",
     "train --dry-run --device gpu": "gpu",
+    "train --dry-run --model mamba --set model.mixers=attention": "expected a preset or mixers, got both",
+    "train --dry-run --model mamba --set model=attention": "'model.preset' is given twice",
+    "train --dry-run --pairs 8 --set task.pairs=2": "'task.pairs' is given twice: by --set and by an option of its own",
+    "train --dry-run --set train.lr=1 --set train.lr=2": "--set gives 'train.lr' twice",
     "train nowhere.yaml": "nowhere.yaml",
     "train --resume nowhere": "nowhere",
     "train --resume nowhere --steps 5": "--resume",

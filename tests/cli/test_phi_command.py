@@ -46,6 +46,7 @@ def circuitscope(monkeypatch, capsys, root):
         ("--layer 1 --step 6", "phi-L1-step6"),
         ("--layer -1 --step 6", "phi-L1-step6"),
         ("--step 6 --example 3", "phi-L0-step6-example3"),
+        ("--step 6 --mark recall,binding", "phi-L0-step6-markrecall-binding"),
         ("--steps 0,6,12", "phi-L0-steps0-6-12"),
         ("--steps 0:12:6 --head 0 --scale log", "phi-L0-steps0-12-6-head0-scalelog"),
         ("--factors pattern --top 1 --by query<-value", "phi-L0-step12-pattern-top1-byquery--value"),

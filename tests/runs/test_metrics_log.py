@@ -1,9 +1,12 @@
 """metrics.jsonl: documented rows, also after a crash."""
 
 import json
+import os
+import shutil
 
 import pytest
 
+from circuitscope.runs.damage import RecordWarning
 from circuitscope.runs.metrics import MetricsLog, read_metrics
 from circuitscope.runs.run import Run
 from circuitscope.training.schedule import learning_rate
@@ -60,7 +63,7 @@ def test_a_torn_last_line_is_left_out_and_the_next_row_starts_a_new_one(tmp_path
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 1.0}]
-    log = MetricsLog(tmp_path)
+    log = MetricsLog(tmp_path, resumed_from=1)
     log.write({"step": 2, "loss": 0.5})
     log.close()
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
@@ -71,6 +74,58 @@ def test_a_last_line_torn_anywhere_is_left_out(tmp_path, cut):
     whole = '{"step": 1, "loss": 1.0}'
     (tmp_path / "metrics.jsonl").write_text(whole + "\n" + whole[:cut])
     assert read_metrics(tmp_path) == [json.loads(whole)]
+
+
+WHOLE = {"step": 4, "split": "validation", "loss": 1.0, "accuracy": 0.5}
+WHOLE |= {"loss_per_batch": [1.0, 1.0], "accuracy_per_batch": [0.5, 0.5], "seconds": 1.0}
+WRONG = [
+    {"step": "4"},
+    {"step": True},
+    {"step": -1},
+    {"split": "test"},
+    {"split": ["train"]},
+    {"loss": None},
+    {"accuracy": "high"},
+    {"seconds": [1]},
+    {"loss": 10**400},
+    {"loss_per_batch": 1.0},
+    {"loss_per_batch": []},
+    {"loss_per_batch": [1.0, 1.0, 1.0]},
+    {"accuracy_per_batch": [None, 0.5]},
+]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("nonsense", "[" * 100_000, "[]", "{}", '{"resumed_from": "4"}'),
+        *(json.dumps({k: v for k, v in WHOLE.items() if k != gone}) for gone in WHOLE if gone != "seconds"),
+        *(json.dumps(WHOLE | change) for change in WRONG),
+    ],
+    ids=lambda line: line[:60],
+)
+def test_a_damaged_line_is_reported_and_the_others_are_read(run, tmp_path, line):
+    copy = Run(shutil.copytree(run.path, tmp_path / "copy"))
+    whole = run.metrics
+    lines = (copy.path / "metrics.jsonl").read_text().splitlines()
+    (copy.path / "metrics.jsonl").write_text("\n".join([*lines[:3], line, *lines[3:]]) + "\n")
+    with pytest.warns(RecordWarning, match=r"copy/metrics\.jsonl: line 4 is damaged and left out$") as told:
+        found = [copy.metrics for _ in range(2)]
+    assert len(told) == 1
+    assert found[0].equals(whole)
+    assert found[1].equals(whole)
+
+
+def test_a_line_that_a_kill_tore_is_not_reported(tmp_path, recwarn):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"ste\n{"resumed_from": 1}\n{"step": 2}\n{"step"')
+    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
+    assert not [w for w in recwarn if w.category is RecordWarning]
+
+
+def test_metrics_that_are_a_pipe_are_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.warns(RecordWarning, match=r"metrics\.jsonl is not a regular file"):
+        assert read_metrics(tmp_path) == []
 
 
 def test_rows_that_a_resume_makes_again_are_dropped(tmp_path):

@@ -6,8 +6,11 @@ import threading
 import time
 
 import pytest
+import yaml
 
 from circuitscope.errors import UserError
+from circuitscope.runs.checkpoints import write_checkpoint
+from circuitscope.runs.damage import RecordWarning
 from circuitscope.runs.run import Run, create_run, newest_run, runs_in
 from circuitscope.training.trainer import train
 from tiny_run import listing, tiny
@@ -74,6 +77,20 @@ def test_a_name_that_is_not_one_plain_folder_name_is_refused(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["run\udcff", "two\nlines", "bell\a"], ids=ascii)
+def test_a_name_that_is_no_text_in_one_line_is_refused_before_training(tmp_path, name):
+    with pytest.raises(UserError, match=r"must be printable text in UTF-8, got '[ -~]*'; give another name"):
+        create_run(tiny(), root=tmp_path, name=name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_was_renamed_to_what_is_no_text_hides_no_other(tmp_path):
+    run = create_run(tiny(), root=tmp_path, name="real")
+    os.rename(create_run(tiny(), root=tmp_path, name="other").path, tmp_path / "other\udcff")
+    with pytest.warns(RecordWarning, match="it is left out"):
+        assert newest_run(tmp_path).path == run.path
+
+
 def test_a_name_too_long_for_the_disk_is_bad_input(tmp_path):
     with pytest.raises(UserError):
         create_run(tiny(), root=tmp_path, name="x" * 300)
@@ -135,6 +152,16 @@ def test_a_run_with_a_damaged_environment_is_older_than_any_other(tmp_path, text
     assert newest_run(tmp_path).path == whole.path
 
 
+@pytest.mark.parametrize("file", ["environment.json", "status.json"])
+def test_a_deep_nest_in_a_file_of_one_run_is_one_line_and_hides_no_other_run(tmp_path, file):
+    whole, damaged = (create_run(tiny(), root=tmp_path, name=name) for name in ("a", "b"))
+    (damaged.path / file).write_text("[" * 100_000)
+    with pytest.warns(RecordWarning, match=rf"b/{file} is damaged and is not used$") as told:
+        newest = [(newest_run(tmp_path).path, damaged.status)[0] for _ in range(2)]
+    assert newest == [whole.path if file == "environment.json" else damaged.path] * 2
+    assert len(told) == 1
+
+
 def test_the_environment_variable_says_where_runs_live(tmp_path, monkeypatch):
     monkeypatch.setenv("CIRCUITSCOPE_RUNS", str(tmp_path / "there"))
     run = create_run(tiny())
@@ -153,6 +180,40 @@ def test_a_misspelt_run_gets_the_nearest_name(tmp_path):
     create_run(tiny(), root=tmp_path, name="attention")
     with pytest.raises(UserError, match="did you mean 'attention'"):
         Run(tmp_path / "atention")
+
+
+def test_a_folder_that_is_no_run_is_told_what_it_lacks(tmp_path):
+    create_run(tiny(), root=tmp_path, name="real")
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(UserError, match=r"bare is not a run: it has no config\.yaml$"):
+        Run(tmp_path / "bare")
+    (tmp_path / "bare" / "config.yaml").symlink_to("nowhere")
+    with pytest.raises(UserError, match=r"bare is not a run: .*config\.yaml is a link that leads nowhere$"):
+        Run(tmp_path / "bare")
+    with pytest.raises(UserError, match=r"config\.yaml is a file, and a run is a folder$"):
+        Run(tmp_path / "real" / "config.yaml")
+
+
+@pytest.mark.parametrize(
+    ("change", "missing"),
+    [
+        (lambda data: data.clear(), "model is missing (and 2 more)"),
+        (lambda data: data.pop("train"), "train is missing;"),
+        (lambda data: data["train"].pop("lr"), "train.lr is missing;"),
+        (lambda data: data["model"]["mixers"][1].pop("n_heads"), "model.mixers.1.n_heads is missing;"),
+        (lambda data: data["model"].update(mixers=["attention", "attention"]), "model.mixers.0.name is missing"),
+    ],
+)
+def test_an_incomplete_config_of_a_run_is_not_taken_for_the_default(tmp_path, monkeypatch, capsys, change, missing):
+    run = create_run(tiny(steps=2), root=tmp_path, name="mine")
+    data = yaml.safe_load(run.config.dump())
+    change(data)
+    (run.path / "config.yaml").write_text(yaml.safe_dump(data) if data else "")
+    before = listing(tmp_path)
+    code, lines = command(monkeypatch, capsys, "train", "--resume", run.path)
+    assert (code, len(lines)) == (2, 1)
+    assert f"mine/config.yaml is incomplete: {missing}" in lines[0]
+    assert listing(tmp_path) == before
 
 
 def test_a_missing_checkpoint_names_the_nearest(tmp_path):
@@ -204,7 +265,7 @@ def test_a_run_is_itself_or_is_found_by_its_folder(tmp_path):
 def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path):
     run = train(tiny(steps=2), root=tmp_path, name="mine")
     other = train(tiny(steps=2, d_model=16), root=tmp_path, name="other")
-    name = "step-00000002.safetensors"
-    (run.path / "checkpoints" / name).write_bytes((other.path / "checkpoints" / name).read_bytes())
-    with pytest.raises(UserError, match=r"checkpoint 2 of .*mine does not fit the model of its config: .*size"):
+    write_checkpoint(run.checkpoints.path(2), 2, other.checkpoints.load(2), run.digest)
+    says = r"mine/.*2\.safetensors does not fit the model of the run's config: \S+ has the shape \d+ × 16 in place of"
+    with pytest.raises(UserError, match=says):
         run.load(2)

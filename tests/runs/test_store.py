@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 import circuitscope
 from circuitscope.runs import store
 from circuitscope.runs.checkpoints import Checkpoints
-from circuitscope.runs.store import DamagedFile, digest_of, read_tensors, remove_leftovers, write_tensors, write_text
+from circuitscope.runs.damage import DamagedFile
+from circuitscope.runs.store import (
+    metadata_of,
+    parse_tensors,
+    read_tensors,
+    remove_leftovers,
+    write_tensors,
+    write_text,
+)
 from tiny_run import same_bits, tiny
 
 DTYPES = (
@@ -83,24 +91,14 @@ def test_files_are_ordinary_safetensors_files(tmp_path):
         assert file.metadata()["step"] == "3"
 
 
-class InMemory:
-    """As much of a path as reading needs."""
-
-    def __init__(self, data: bytes):
-        self.data = data
-
-    def read_bytes(self) -> bytes:
-        return self.data
-
-
 @pytest.mark.usefixtures("without_type_checks")
 def test_every_byte_changed_to_any_other_is_found(tmp_path):
     """So every flipped bit is, in header, digest and data alike."""
     data = write_tiny(tmp_path / "f")
-    read_tensors(InMemory(data))
+    parse_tensors(data, tmp_path / "f")
     for place, value in ((p, v) for p in range(len(data)) for v in range(256) if v != data[p]):
         try:
-            read_tensors(InMemory(data[:place] + bytes([value]) + data[place + 1 :]))
+            parse_tensors(data[:place] + bytes([value]) + data[place + 1 :], tmp_path / "f")
         except DamagedFile:
             continue
         pytest.fail(f"byte {place} changed from {data[place]} to {value} went unseen")
@@ -156,7 +154,7 @@ def test_a_file_under_another_steps_name_is_called_damaged(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     write_tensors(tmp_path / "checkpoints/step-00000008.safetensors", {"w": torch.ones(1)}, {"step": "7"})
     with pytest.raises(DamagedFile, match="holds step 7"):
-        Checkpoints(tmp_path).load(8)
+        Checkpoints(tmp_path, lambda: "0123456789ab").load(8)
 
 
 @pytest.fixture(scope="module")
@@ -172,12 +170,12 @@ def test_flips_and_truncations_of_a_real_runs_files_are_found(real_files):
     draw = random.Random(0)
     for file in real_files:
         data = file.read_bytes()
-        read_tensors(InMemory(data))
+        parse_tensors(data, file)
         for place in draw.sample(range(len(data)), 500):
             flipped = data[:place] + bytes([data[place] ^ 1 << draw.randrange(8)]) + data[place + 1 :]
             for damaged in (flipped, data[:place]):
                 with pytest.raises(DamagedFile):
-                    read_tensors(InMemory(damaged))
+                    parse_tensors(damaged, file)
 
 
 def test_a_flipped_dtype_is_found_where_safetensors_alone_loads_garbage(tmp_path):
@@ -251,13 +249,13 @@ def test_nothing_in_the_package_loads_pickles_or_runs_text_as_code():
 def test_the_digest_is_read_from_the_header_alone(tmp_path):
     path = tmp_path / "a.safetensors"
     write_tensors(path, {"w": torch.zeros(3)}, {"step": "1"})
-    first = digest_of(path)
+    first = metadata_of(path)["digest"]
     write_tensors(path, {"w": torch.ones(3)}, {"step": "1"})
     assert len(first) == 64
-    assert digest_of(path) != first
+    assert metadata_of(path)["digest"] != first
     path.write_bytes(path.read_bytes()[:-4])  # a torn tensor is for `read_tensors` to find
-    assert digest_of(path) != first
+    assert metadata_of(path)["digest"] != first
     for content in (b"", b"torn", b"\xff" * 64, (2).to_bytes(8, "little") + b"{}"):
         path.write_bytes(content)
         with pytest.raises(DamagedFile, match="its header cannot be read"):
-            digest_of(path)
+            metadata_of(path)["digest"]

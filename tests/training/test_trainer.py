@@ -40,6 +40,19 @@ def test_gradients_that_the_caller_has_turned_off_do_not_matter(run, tmp_path):
         assert not torch.is_grad_enabled()
 
 
+def test_inference_mode_and_another_default_dtype_do_not_matter_and_are_as_before(run, tmp_path):
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode():
+            made = train(tiny(), root=tmp_path)
+            assert torch.is_inference_mode_enabled()
+            assert not torch.is_grad_enabled()
+            assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert same_run(run.path, made.path)
+
+
 def test_random_numbers_drawn_before_do_not_matter(run, tmp_path):
     torch.manual_seed(123)
     torch.rand(7)

@@ -5,7 +5,8 @@ import errno
 import os
 import sys
 import threading
-from typing import NoReturn
+import warnings
+from typing import Any, NoReturn
 
 import typer
 
@@ -65,6 +66,7 @@ def _run() -> int:
     debug = "--debug" in sys.argv
     args = [arg for arg in sys.argv[1:] if arg != "--debug"]
     wants_help = args in (["--help"], ["-h"])
+    warnings.showwarning = _print_warning
     try:
         code = app(args=[] if wants_help else args, standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -94,6 +96,16 @@ def _run() -> int:
         whose = f"in {module}, which another package brings" if module else "this is a bug"
         _print_error(f"{type(error).__name__}: {error} ({whose}; --debug shows where)")
         return 1
+
+
+def _print_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    """Prints a warning about a run's files as one line, and any other as Python does."""
+    if category.__name__ == "RecordWarning":  # its module need not be loaded for this
+        _print_error(f"warning: {message}")
+    else:
+        print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=file or sys.stderr)
 
 
 def _written(code: int) -> int:

@@ -112,7 +112,7 @@ def phi(
         scale=cast(Any, scale),
         mark=_listed(mark) if mark else (),
     )
-    asked = {"example": example or None, "": factors, "head": heads, "top": top, "by": by, "scale": scale}
+    asked = {"example": example or None, "": factors, "head": heads, "top": top, "by": by, "scale": scale, "mark": mark}
     parts = [f"{name}{value}" for name, value in asked.items() if value is not None]
     when = f"steps{_safe(steps)}" if steps is not None else f"step{step if step is not None else chosen.steps[-1]}"
     name = "-".join([f"phi-L{layer % chosen.config.model.n_layers}", when, *map(_safe, parts)])

@@ -229,10 +229,14 @@ def _run(
 def _config(path: Path | None, given: dict[str, Any], assign: list[str]) -> "RunConfig":
     """The config that a file and flags make, checked."""
     from circuitscope.config import RunConfig, override, parse_assignments
+    from circuitscope.errors import UserError
 
     if given.get("task.examples") == "none":
         given["task.examples"] = None
-    changes = given | parse_assignments(assign)
+    assigned = parse_assignments(assign)
+    for path_given in given.keys() & assigned.keys():
+        raise UserError(f"'{path_given}' is given twice: by --set and by an option of its own; give it once")
+    changes = given | assigned
     return RunConfig.load(path, changes) if path else RunConfig.parse(override({}, changes))
 
 
@@ -240,11 +244,15 @@ def _summary(run: Any) -> None:
     """Where the run is and how it did."""
     rows = run.metrics
     task = run.config.task
-    held_out = rows[rows.split == "validation"]
+    held_out = rows[rows.split == "validation"] if len(rows) else rows
+    if not len(held_out):  # metrics.jsonl was damaged or taken away
+        print(f"{len(run.steps)} checkpoints")
+        print(f"run: {run.path}")
+        return
     last = held_out.iloc[-1]
     when = ""
     if task.metric == "accuracy" and len(reached := held_out[held_out.accuracy >= 0.99]):
         when = f", 99% first at step {int(reached.iloc[0].step)}"
     print(f"validation {' '.join(task.shown(last[task.metric]).split())} at step {int(last.step)}{when}")
-    print(f"trained in {last.seconds:.0f} s, {len(run.steps)} checkpoints")
+    print(f"trained in {last.get('seconds', 0):.0f} s, {len(run.steps)} checkpoints")
     print(f"run: {run.path}")

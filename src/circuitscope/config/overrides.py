@@ -9,11 +9,27 @@ import yaml
 from circuitscope.errors import UserError, shown
 from circuitscope.models.presets import expand_preset, model_mapping
 
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+class _OnceEach(yaml.SafeLoader):
+    """The safe loader, which runs no code; a key that stands twice in a mapping is an error."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[Any, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE):
+            name, line = (key.tag, key.value), key.start_mark.line + 1
+            if name in lines:
+                raise yaml.YAMLError(f"the key {shown(key.value)} stands twice, in lines {lines[name]} and {line}")
+            lines[name] = line
+        return node
+
 
 def read_yaml(path: Path) -> Any:
-    """Reads a YAML file as plain data with the safe loader, which runs no code."""
+    """Reads a YAML file as plain data. Reading runs no code, and a key that stands twice is an error."""
     try:
-        data = yaml.safe_load(path.read_text())
+        data = _plain_data(path.read_text())
         return {} if data is None else data
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
@@ -24,14 +40,16 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
-    """`["model.d_model=128"]` as {"model.d_model": 128}; values are read as YAML."""
-    out = {}
+    """`["model.d_model=128"]` as {"model.d_model": 128}; values are read as YAML, and each key is given once."""
+    out: dict[str, Any] = {}
     for pair in pairs:
         path, equals, text = pair.partition("=")
         if not equals or not path:
             raise UserError(f"--set takes KEY=VALUE, for example model.d_model=128, got '{pair}'")
+        if path in out:
+            raise UserError(f"--set gives '{path}' twice; give it once")
         try:
-            out[path] = yaml.safe_load(text)
+            out[path] = _plain_data(text)
         except (yaml.YAMLError, ValueError, RecursionError):
             raise UserError(f"--set {path}: {shown(text)} is not a YAML value") from None
     return out
@@ -48,14 +66,35 @@ def override(data: Any, assignments: dict[str, Any]) -> Any:
     if not isinstance(data, dict):
         raise UserError(f"a config is a mapping with model, task and train, got {type(data).__name__}")
     data = _copy(data)
-    late = [path for path in assignments if path.startswith("model.mixers.")]
-    for path in [p for p in assignments if p not in late]:
+    _check_no_section_contradicts(assignments)
+    in_order = sorted(assignments, key=lambda path: (path.count("."), "*" not in path))  # what holds more goes first
+    late = [path for path in in_order if path.startswith("model.mixers.")]
+    for path in [p for p in in_order if p not in late]:
         _assign(data, path.split("."), assignments[path], path)
     if late:
         data["model"] = expand_preset(model_mapping(data.get("model", {})))
     for path in late:
         _assign(data, path.split("."), assignments[path], path)
     return data
+
+
+def _plain_data(text: str) -> Any:
+    loader = _OnceEach(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def _check_no_section_contradicts(assignments: dict[str, Any]) -> None:
+    """Refuses a whole section that says a key which is also given by itself: one of the two would be lost."""
+    for section in [path for path in assignments if "." not in path]:
+        value = assignments[section]
+        if isinstance(value, str):
+            value = model_mapping(value) if section == "model" else {"name": value}
+        for key in value if isinstance(value, dict) else ():
+            if f"{section}.{key}" in assignments:
+                raise UserError(f"'{section}.{key}' is given twice: by itself and in '{section}'; give it once")
 
 
 def _assign(node: Any, parts: list[str], value: Any, path: str) -> None:

@@ -1,5 +1,6 @@
 """RunConfig: the model, the task and the training of a run in one strict record."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,25 @@ class RunConfig(Section):
 
     @classmethod
     def load(cls, path: str | Path, overrides: dict[str, Any] | None = None) -> "RunConfig":
-        """Reads a YAML file and applies dotted overrides."""
+        """Reads a YAML file and applies dotted overrides. What the file does not say has its default."""
         data = read_yaml(Path(path))
-        return cls.parse(override(to_current(data) if isinstance(data, dict) else data, overrides or {}))
+        try:
+            return cls.parse(override(to_current(data) if isinstance(data, dict) else data, overrides or {}))
+        except UserError as error:
+            raise UserError(f"{path}{' with the options given' if overrides else ''}: {error}") from None
+
+    @classmethod
+    def load_complete(cls, path: str | Path) -> "RunConfig":
+        """Reads the config of a run, which `dump` wrote complete: a key that is missing is an error.
+
+        A file of an earlier version need not have what was added later; it is read with the meaning it had.
+        """
+        config = cls.load(path)
+        missing = list(_missing(to_current(read_yaml(Path(path))), config.model_dump(mode="json")))
+        if missing:
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise UserError(f"{path} is incomplete: {missing[0]} is missing{more}; the config of a run has every value")
+        return config
 
     @classmethod
     def build(cls, model: Any = None, task: Any = None, **options: Any) -> "RunConfig":
@@ -76,6 +93,8 @@ class RunConfig(Section):
         have the field, the first of train, task, model, mixer takes the option.
         """
         task = _task(task if task is not None else "mqar")
+        if model is not None and "mixers" in options:
+            raise UserError(f"give a model or mixers, not both: got {shown(model)} and {shown(options['mixers'])}")
         model = model_mapping("attention" if model is None else model)
         if "n_layers" in options and "preset" in model:
             model["n_layers"] = options.pop("n_layers")
@@ -107,6 +126,19 @@ class RunConfig(Section):
         """The complete config as YAML: the version of the layout, then every value, defaults included."""
         text: str = yaml.safe_dump({"schema": VERSION, **self.model_dump(mode="json")}, sort_keys=False)
         return text
+
+
+def _missing(data: Any, complete: Any, at: str = "") -> Iterator[str]:
+    """The dotted paths that a complete config has and this data has not."""
+    if isinstance(complete, list):
+        complete = dict(enumerate(complete))
+    for key, value in complete.items() if isinstance(complete, dict) else ():
+        try:
+            part = data[key]
+        except (LookupError, TypeError):
+            yield f"{at}{key}"
+        else:
+            yield from _missing(part, value, f"{at}{key}.")
 
 
 def _task(spec: Any) -> Task:

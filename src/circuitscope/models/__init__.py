@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from circuitscope import mixers
-from circuitscope.errors import unknown
+from circuitscope.errors import UserError, shown, unknown
 from circuitscope.explain import explain
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.presets import PRESETS, expand_preset
@@ -29,15 +29,18 @@ def names() -> list[str]:
     return list(PRESETS)
 
 
-def model(name: str = "attention", /, *, seed: int = 0, **options: Any) -> "HookedLM":
-    """Builds a freshly initialized model by name.
+def model(name: str | None = None, /, *, seed: int = 0, **options: Any) -> "HookedLM":
+    """Builds a freshly initialized model by name, by default attention.
 
     Options are fields of the model's config (`d_model`, `n_layers`, `positions` …) or of its mixers
-    (`n_heads` …). An option of mixers is set on every mixer that has it.
+    (`n_heads` …). An option of mixers is set on every mixer that has it. As with any module of torch, the weights
+    have torch's default dtype, so after `torch.set_default_dtype(torch.float64)` they are other random numbers.
     """
     from circuitscope.models.hooked_lm import HookedLM
 
-    fields = expand_preset({"preset": name, "n_layers": options.pop("n_layers", None)})
+    if name is not None and "mixers" in options:
+        raise UserError(f"give a model's name or mixers, not both: got {shown(name)} and {shown(options['mixers'])}")
+    fields = expand_preset({"preset": "attention" if name is None else name, "n_layers": options.pop("n_layers", None)})
     specs = [mixers.as_mapping(m) for m in fields["mixers"]]
     own = {field for spec in specs for field in mixers.config_class(spec["name"]).model_fields} - {"name"}
     for key, value in options.items():

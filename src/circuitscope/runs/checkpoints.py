@@ -1,9 +1,10 @@
 """The checkpoints and resume points of one run, written by a background thread."""
 
+import os
 import queue
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,8 @@ import torch
 from torch import nn
 
 from circuitscope.errors import RunFailed, UserError
-from circuitscope.runs.store import DamagedFile, read_tensors, remove_leftovers, write_tensors
+from circuitscope.runs.damage import DamagedFile, OtherRun, warn_once
+from circuitscope.runs.store import metadata_of, read_tensors, remove_leftovers, write_tensors
 
 _NAME = re.compile(r"step-(\d{8,})\.safetensors")
 _WAITING = 2  # snapshots in memory before training waits for the disk
@@ -28,9 +30,16 @@ class ResumePoint(NamedTuple):
 
 
 class Checkpoints:
-    """Reads the checkpoints and resume points that a run has saved."""
+    """Reads the checkpoints and resume points that a run has saved.
 
-    def __init__(self, run: Path):
+    Args:
+        run: the run's folder.
+        digest: gives the run's digest. Every file says the digest of its run, and a file of another run is refused.
+            Files of runs that are older than this rule do not say it: they are read, with one warning for the run.
+    """
+
+    def __init__(self, run: Path, digest: Callable[[], str]):
+        self.run, self.digest = run, digest
         self.folder = run / "checkpoints"
         self.resume_folder = run / "resume"
 
@@ -38,10 +47,19 @@ class Checkpoints:
         """The steps that have a checkpoint, in order."""
         return _steps_in(self.folder)
 
+    def path(self, step: int) -> Path:
+        """The file of a checkpoint."""
+        return self.folder / checkpoint_name(step)
+
     def load(self, step: int) -> Tensors:
-        """The weights after `step` updates; the file's digest is checked."""
-        path = self.folder / checkpoint_name(step)
-        if not path.exists():
+        """The weights after `step` updates; the file must be whole and of this run, and its weights must be finite.
+
+        Raises:
+            UserError: there is no such checkpoint.
+            DamagedFile: there is one, and it cannot be used.
+        """
+        path = self.path(step)
+        if not os.path.lexists(path):
             have = self.steps()
             if not have:
                 raise UserError(f"{self.folder} holds no checkpoints")
@@ -49,25 +67,53 @@ class Checkpoints:
             raise UserError(
                 f"no checkpoint at step {step}; nearest: {nearest} (of {len(have)} from {have[0]} to {have[-1]})"
             )
-        return _read(path, step)
+        return self._read(path, step)
+
+    def file_digest(self, step: int) -> str:
+        """The digest over all bytes of a checkpoint that its header gives; the weights are neither read nor checked."""
+        path = self.path(step)
+        metadata = metadata_of(path)
+        self._check(path, step, metadata)
+        return metadata["digest"]
 
     def resume_steps(self) -> list[int]:
         """The steps that have a resume point, in order."""
         return _steps_in(self.resume_folder)
 
     def load_resume_point(self, step: int) -> ResumePoint:
-        """The resume point after `step` updates; the file's digest is checked."""
-        tensors = _read(self.resume_folder / checkpoint_name(step), step)
+        """The resume point after `step` updates; its file is checked as that of a checkpoint is."""
+        tensors = self._read(self.resume_folder / checkpoint_name(step), step)
         weights = {n.removeprefix("weight."): t for n, t in tensors.items() if n.startswith("weight.")}
         moments = {n: t for n, t in tensors.items() if not n.startswith("weight.")}
         return ResumePoint(step, weights, moments)
+
+    def _read(self, path: Path, step: int) -> Tensors:
+        tensors, metadata = read_tensors(path)
+        self._check(path, step, metadata)
+        for name, tensor in tensors.items():
+            if not tensor.isfinite().all():
+                raise DamagedFile(f"{path} is damaged: {name} holds values that are not finite")
+        return tensors
+
+    def _check(self, path: Path, step: int, metadata: dict[str, str]) -> None:
+        """Refuses a file that says it is of another step or of another run."""
+        if metadata.get("step") != str(step):
+            raise DamagedFile(f"{path} is damaged: it holds step {metadata.get('step')}")
+        ours = self.digest()
+        if "run" not in metadata:
+            warn_once(
+                f"{self.run}: checkpoints of an earlier release do not say which run they are of;"
+                " they are taken for its own"
+            )
+        elif metadata["run"] != ours:
+            raise OtherRun(f"{path} is of another run: its digest is {metadata['run']}, that of this run is {ours}")
 
 
 class CheckpointWriter(Checkpoints):
     """Saves snapshots in the background. Use it as a context manager: on leaving, it waits for the disk."""
 
-    def __init__(self, run: Path, keep_resume: int):
-        super().__init__(run)
+    def __init__(self, run: Path, digest: Callable[[], str], keep_resume: int):
+        super().__init__(run, digest)
         self.keep_resume = keep_resume
         self.written = 0
         for folder in (run, self.folder, self.resume_folder):
@@ -122,11 +168,11 @@ class CheckpointWriter(Checkpoints):
 
     def _write(self, path: Path, step: int, tensors: Tensors) -> None:
         if path.exists():
-            if _holds(path, step, tensors):
+            if self._holds(path, step, tensors):
                 self.written += 1
                 return
             _set_aside(path)
-        write_checkpoint(path, step, tensors)
+        write_checkpoint(path, step, tensors, self.digest())
         if path.parent == self.folder:
             self.written += 1
         else:
@@ -134,28 +180,29 @@ class CheckpointWriter(Checkpoints):
             for old in set(have) - set(spread(have, self.keep_resume)):
                 (self.resume_folder / checkpoint_name(old)).unlink(missing_ok=True)
 
+    def _holds(self, path: Path, step: int, tensors: Tensors) -> bool:
+        """Whether the file already holds exactly these tensors, as it does where a resumed run repeats steps."""
+        try:
+            saved = self._read(path, step)
+        except (DamagedFile, OSError):
+            return False
+        return saved.keys() == tensors.keys() and all(torch.equal(saved[n], t) for n, t in tensors.items())
+
 
 def checkpoint_name(step: int) -> str:
     """The name of the file that holds a step."""
     return f"step-{step:08d}.safetensors"
 
 
-def write_checkpoint(path: Path, step: int, tensors: Tensors) -> None:
-    """Writes a file of tensors that says which step it holds."""
-    write_tensors(path, tensors, {"format": "circuitscope-1", "step": str(step)})
+def write_checkpoint(path: Path, step: int, tensors: Tensors, run: str) -> None:
+    """Writes a file of tensors that says which step it holds, and of which run, by the run's digest."""
+    write_tensors(path, tensors, {"format": "circuitscope-1", "step": str(step), "run": run})
 
 
 def _steps_in(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
     return sorted(int(m[1]) for p in folder.iterdir() if (m := _NAME.fullmatch(p.name)))
-
-
-def _read(path: Path, step: int) -> Tensors:
-    tensors, metadata = read_tensors(path)
-    if metadata.get("step") != str(step):
-        raise DamagedFile(f"{path} is damaged: it holds step {metadata.get('step')}")
-    return tensors
 
 
 def spread(steps: list[int], keep: int) -> list[int]:
@@ -177,15 +224,6 @@ def spread(steps: list[int], keep: int) -> list[int]:
 def snapshot(tensors: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
     """Copies of the tensors, on the CPU."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}
-
-
-def _holds(path: Path, step: int, tensors: Tensors) -> bool:
-    """Whether the file already holds exactly these tensors, as it does where a resumed run repeats steps."""
-    try:
-        saved = _read(path, step)
-    except (DamagedFile, OSError):
-        return False
-    return saved.keys() == tensors.keys() and all(torch.equal(saved[n], t) for n, t in tensors.items())
 
 
 def _set_aside(path: Path) -> None:

@@ -13,8 +13,11 @@ A line {"resumed_from": s} says that training went back to step s: earlier rows 
 """
 
 import json
+import os
 from pathlib import Path
 from typing import IO, Any
+
+from circuitscope.runs.damage import DamagedFile, check_regular, warn_once
 
 
 class MetricsLog:
@@ -36,24 +39,76 @@ class MetricsLog:
         self._file.close()
 
 
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run in order of step, without those that a resume made void and without an incomplete last line."""
+def read_metrics(run: Path, metric: str | None = None) -> list[dict[str, Any]]:
+    """The rows of a run in order of step, without those that a resume made void.
+
+    Lines that are damaged are left out with a warning. A line that a kill tore, at the end of the file or just before a
+    resume, is left out without one.
+
+    Args:
+        metric: the task's metric. With it, every row must have what figures and analyses read.
+    """
     path = run / "metrics.jsonl"
     rows: list[dict[str, Any]] = []
-    if not path.exists():
+    try:
+        check_regular(path)
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except (DamagedFile, OSError) as error:
+        if os.path.lexists(path):
+            warn_once(f"{error}; its metrics are not used")
         return rows
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # the process was killed while it wrote this line
-        if not isinstance(row, dict):
-            continue
-        if "resumed_from" in row:
+    damaged: list[int] = []
+    batches: set[int] = set()  # how many an evaluation has
+    for number, line in enumerate(lines, 1):
+        row = _parsed(line)
+        if row is not None and _is_step(row.get("resumed_from"), least=-1):
             rows = [r for r in rows if r["step"] <= row["resumed_from"]]
-        elif "step" in row:
+            damaged = [n for n in damaged if n != number - 1]
+        elif row is not None and _is_sound(row, metric) and len(batches | _batches(row)) <= 1:
+            batches |= _batches(row)
             rows.append(row)
+        elif line.strip():
+            damaged.append(number)
+    damaged = [n for n in damaged if n != len(lines)]
+    if damaged:
+        which = f"lines {damaged[0]} and {len(damaged) - 1} more are" if damaged[1:] else f"line {damaged[0]} is"
+        warn_once(f"{path}: {which} damaged and left out")
     return rows
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _is_sound(row: dict[str, Any], metric: str | None) -> bool:
+    """Whether a row has its fields, each of its type."""
+    needs = {"step"} if metric is None else {"step", "split", "loss", metric}
+    if metric is not None and row.get("split") == "validation":
+        needs |= {"loss_per_batch", f"{metric}_per_batch"}
+    known = _is_step(row.get("step")) and row.get("split", "train") in ("train", "validation")
+    return known and needs <= row.keys() and all(_is_right(name, value) for name, value in row.items())
+
+
+def _is_right(name: str, value: Any) -> bool:
+    if name.endswith("_per_batch"):
+        return isinstance(value, list) and len(value) > 0 and all(map(_is_number, value))
+    return name == "split" or _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) > 1e300
+
+
+def _is_step(value: Any, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 10**9
+
+
+def _batches(row: dict[str, Any]) -> set[int]:
+    return {len(value) for name, value in row.items() if name.endswith("_per_batch")}
 
 
 def _ends_in_mid_line(path: Path) -> bool:

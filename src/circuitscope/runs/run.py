@@ -12,18 +12,21 @@ import re
 import shutil
 import sys
 import time
+import unicodedata
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from filelock import FileLock, Timeout
 
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError, unknown
-from circuitscope.runs.checkpoints import Checkpoints
+from circuitscope.runs.checkpoints import Checkpoints, Tensors
+from circuitscope.runs.damage import DamagedFile, check_regular, warn_once
 from circuitscope.runs.metrics import read_metrics
-from circuitscope.runs.store import DamagedFile, overwrite_text, write_text
+from circuitscope.runs.store import overwrite_text, write_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 RunState = Literal["created", "running", "finished", "stopped", "diverged", "failed"]
 
+_NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # control characters, bytes that are no UTF-8, separators of lines and paragraphs
 _PACKAGES = ("circuitscope", "torch", "transformer-lens", "numpy", "safetensors")
 
 
@@ -40,12 +44,17 @@ class Run:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        if not (self.path / "config.yaml").is_file():
-            others = [r.path.name for r in runs_in(self.path.parent)]
+        config = self.path / "config.yaml"
+        if not config.is_file():
+            others = [] if os.path.lexists(self.path) else [r.path.name for r in runs_in(self.path.parent)]
             if others:
                 raise unknown("run", self.path.name, others)
-            raise UserError(f"{self.path} is not a run: it has no config.yaml")
-        self.checkpoints = Checkpoints(self.path)
+            if not os.path.lexists(config):
+                what = "a file, and a run is a folder" if self.path.is_file() else "not a run: it has no config.yaml"
+                raise UserError(f"{self.path} is {what}")
+            raise UserError(f"{self.path} is not a run: {_why_unreadable(config)}")
+        _check_text(self.path)
+        self.checkpoints = Checkpoints(self.path, lambda: self.digest)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -62,9 +71,9 @@ class Run:
     @cached_property
     def config(self) -> RunConfig:
         """The complete config of the run, which is written when the run is created and never changes."""
-        return RunConfig.load(self.path / "config.yaml")
+        return RunConfig.load_complete(self.path / "config.yaml")
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The run's identity: a short digest of what determines its weights."""
         return self.config.digest
@@ -81,6 +90,12 @@ class Run:
         return when if isinstance(when, int) else 0
 
     @property
+    def threads(self) -> int | None:
+        """The number of CPU threads that the run was started with, if that is known."""
+        number = self.environment.get("threads")
+        return number if isinstance(number, int) and 1 <= number <= 4096 else None
+
+    @property
     def status(self) -> dict[str, Any]:
         """`state` (running, finished, stopped, diverged, failed), `step`, `message`."""
         return _read_json(self.path / "status.json")
@@ -95,27 +110,43 @@ class Run:
         """metrics.jsonl as a table; `circuitscope.runs.metrics` says what the columns are."""
         import pandas as pd
 
-        return pd.DataFrame(read_metrics(self.path))
+        return pd.DataFrame(read_metrics(self.path, self.config.task.metric))
 
     def load(self, step: int | None = None) -> "HookedLM":
-        """The model with the weights after `step` updates, by default of the last checkpoint, in eval mode."""
-        from circuitscope.models.hooked_lm import HookedLM
+        """The model with the weights after `step` updates, by default of the last checkpoint, in eval mode.
 
+        The weights are as they were saved, in float32, also where torch's default dtype is another: for float64, call
+        `.double()` on the model.
+        """
         if step is None:
             if not self.steps:
                 raise UserError(f"{self.path} has no checkpoints")
             step = self.steps[-1]
+        model = self.empty_model()
         try:
-            weights = self.checkpoints.load(step)
+            self.load_into(model, step)
         except DamagedFile as error:
             raise UserError(str(error)) from None
-        model = HookedLM(self.config.model)
-        try:
-            model.load_state_dict(weights)
-        except RuntimeError as error:
-            what = " ".join(str(error).split())
-            raise UserError(f"checkpoint {step} of {self.path} does not fit the model of its config: {what}") from None
-        return model.eval()
+        return model
+
+    def empty_model(self) -> "HookedLM":
+        """A model that the run's checkpoints fit, in float32 and in eval mode, for `load_into`."""
+        from circuitscope.models.dtype import default_dtype
+        from circuitscope.models.hooked_lm import HookedLM
+
+        with default_dtype(torch.float32):
+            return HookedLM(self.config.model).eval()
+
+    def load_into(self, model: "HookedLM", step: int) -> None:
+        """Gives a model the weights after `step` updates.
+
+        Raises:
+            DamagedFile: the checkpoint is damaged, of another run, or does not fit the model.
+        """
+        path, weights = self.checkpoints.path(step), self.checkpoints.load(step)
+        if why := _misfit(weights, model.state_dict()):
+            raise DamagedFile(f"{path} does not fit the model of the run's config: {why}")
+        model.load_state_dict(weights)
 
     def write_status(self, state: RunState, step: int, message: str = "") -> None:
         """Records how far the run has come, and how it ended."""
@@ -148,8 +179,14 @@ def runs_root(root: str | Path | None = None) -> Path:
 def runs_in(root: str | Path | None = None) -> list[Run]:
     """All runs in a folder in the order in which they were created; ties are ordered by name."""
     folder = runs_root(root)
+    found = []
     try:
-        found = [Run(c.parent) for c in folder.glob("[!.]*/config.yaml") if c.is_file()]
+        for config in folder.glob("[!.]*/config.yaml"):
+            if config.is_file():
+                try:
+                    found.append(Run(config.parent))
+                except UserError as error:
+                    warn_once(f"{error}; it is left out")
     except OSError:
         return []
     return sorted(found, key=lambda r: (r.created, r.name))
@@ -173,6 +210,7 @@ def create_run(
     folder = runs_root(root)
     if name is not None and not re.fullmatch(r"[^/\\\0.][^/\\\0]*", name):
         raise UserError(f"a run's name is one folder name that does not start with a dot, got '{name}'")
+    _check_text(folder / (name or ""))
     temporary = folder / f".new-{os.getpid()}-{time.time_ns()}"
     try:
         if name is not None and (folder / name).exists():
@@ -222,8 +260,47 @@ def _environment() -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError):
+    """What a small file says; nothing where it is missing, and nothing with a warning where it is damaged."""
+    if not os.path.lexists(path):
         return {}
-    return data if isinstance(data, dict) else {}
+    try:
+        check_regular(path)
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise DamagedFile(f"{path} is not a JSON object")
+        return data
+    except DamagedFile as error:
+        warn_once(f"{error}; it is not used")
+    except (OSError, ValueError, RecursionError):
+        warn_once(f"{path} is damaged and is not used")
+    return {}
+
+
+def _why_unreadable(path: Path) -> str:
+    try:
+        check_regular(path)
+    except DamagedFile as error:
+        return str(error)
+    return f"{path} cannot be read"
+
+
+def _check_text(path: Path) -> None:
+    """Refuses a path that cannot be written as text in one line: tables, figures and messages name the run by it."""
+    if any(unicodedata.category(letter) in _NO_TEXT for letter in str(path)):
+        raise UserError(
+            f"the path of a run must be printable text in UTF-8, got {str(path)!a}; give another name or folder"
+        )
+
+
+def _misfit(weights: "Tensors", wanted: "Tensors") -> str:
+    """How weights differ from those that a model has, or ""; the first difference is enough."""
+    for name, tensor in wanted.items():
+        if name not in weights:
+            return f"{name} is missing"
+        if weights[name].shape != tensor.shape:
+            return f"{name} has the shape {_shape(weights[name])} in place of {_shape(tensor)}"
+    return next((f"the model has no {name}" for name in weights if name not in wanted), "")
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return " × ".join(map(str, tensor.shape)) or "of one number"

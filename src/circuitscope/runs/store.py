@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as to_safetensors
 
+from circuitscope.runs.damage import DamagedFile, check_regular
+
 _BLANK = "0" * 64
-
-
-class DamagedFile(Exception):
-    """A file that is not as it was written: truncated, altered, or not from this package."""
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # what a wrong header leads to
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
@@ -33,29 +33,41 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[s
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Checks the digest of a file, and returns its tensors and metadata."""
-    data = bytearray(path.read_bytes())
+    check_regular(path)
+    return parse_tensors(path.read_bytes(), path)
+
+
+def parse_tensors(content: bytes, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Checks the digest of a file's content, and returns its tensors and metadata; errors name the path."""
+    data = bytearray(content)
     try:
         metadata = _metadata(data)
         digest = metadata.pop("digest")
         field = _digest_field(digest)
         start = data.index(field) + len(b'"digest":"')
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except _UNREADABLE:
         raise DamagedFile(f"{path} is damaged: its header cannot be read") from None
     data[start : start + 64] = _BLANK.encode()
     if hashlib.sha256(data).hexdigest() != digest:
         raise DamagedFile(f"{path} is damaged: its contents do not match its digest")
-    return parse_safetensors(bytes(data)), metadata
+    try:
+        return parse_safetensors(bytes(data)), metadata
+    except (SafetensorError, RuntimeError, *_UNREADABLE) as error:
+        raise DamagedFile(f"{path} is damaged: its header is wrong: {' '.join(str(error).split())}") from None
 
 
-def digest_of(path: Path) -> str:
-    """The digest that stands in a file's header; the tensors are neither read nor checked."""
+def metadata_of(path: Path) -> dict[str, str]:
+    """The metadata in a file's header, with its digest; the tensors are neither read nor checked."""
+    check_regular(path)
     with open(path, "rb") as file:
         start = file.read(8)
         size = min(int.from_bytes(start, "little"), os.fstat(file.fileno()).st_size)
         data = bytearray(start + file.read(size))
     try:
-        return _metadata(data)["digest"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        metadata = _metadata(data)
+        _digest_field(metadata["digest"])
+        return metadata
+    except _UNREADABLE:
         raise DamagedFile(f"{path} is damaged: its header cannot be read") from None
 
 

@@ -9,6 +9,7 @@ import torch
 from circuitscope.config.train import TrainConfig
 from circuitscope.errors import UserError
 from circuitscope.memory import keep_freed_memory
+from circuitscope.models.dtype import default_dtype
 
 
 def choose_device(name: str) -> torch.device:
@@ -30,7 +31,10 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 @contextmanager
 def set_up(device: torch.device, config: TrainConfig) -> Iterator[None]:
-    """Sets thread count, memory and deterministic kernels for a run, and restores threads and kernels afterwards."""
+    """Sets what a run needs: thread count, memory, deterministic kernels, float32 and gradients.
+
+    Afterwards threads, kernels, torch's default dtype and its mode of gradients are as they were.
+    """
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -40,7 +44,8 @@ def set_up(device: torch.device, config: TrainConfig) -> Iterator[None]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
-        yield
+        with default_dtype(torch.float32), torch.inference_mode(False), torch.enable_grad():
+            yield
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)

@@ -12,6 +12,7 @@ import torch
 from circuitscope.errors import UserError
 from circuitscope.progress import Progress, Silent
 from circuitscope.runs.checkpoints import Tensors, checkpoint_name, snapshot, write_checkpoint
+from circuitscope.runs.damage import DamagedFile
 from circuitscope.runs.run import Run
 from circuitscope.training.device import choose_device, set_up
 from circuitscope.training.trainer import Trainer
@@ -42,10 +43,10 @@ def repeat(run: Run, first: int, last: int, every: int, progress: Progress | Non
     config = run.config
     last = min(last, run.steps[-1] if run.steps else 0)
     if every < 1 or first < 0 or first > last:
-        raise UserError(f"cannot repeat steps {first} to {last} every {every}: the run has {run.steps[-1:]}")
-    threads = run.environment.get("threads")
-    if config.train.threads is None and isinstance(threads, int):
-        config = config.model_copy(update={"train": config.train.model_copy(update={"threads": threads})})
+        have = f"its last checkpoint is at step {run.steps[-1]}" if run.steps else "it has no checkpoints"
+        raise UserError(f"cannot repeat steps {first} to {last} every {every} of {run.path}: {have}")
+    if config.train.threads is None and run.threads is not None:
+        config = config.model_copy(update={"train": config.train.model_copy(update={"threads": run.threads})})
     device = choose_device(config.train.device)
     lock = run.lock()
     waiting = run.path / "checkpoints" / ".repeated"
@@ -80,7 +81,11 @@ def _go(
         step = trainer.step
         progress.advance(step, float(loss), len(out.added) + len(pending))
         if step in saved:
-            worst = _largest_difference(run.checkpoints.load(step), trainer.model)
+            try:
+                worst = _largest_difference(run.checkpoints.load(step), trainer.model)
+            except (DamagedFile, OSError) as error:
+                progress.say(f"warning: checkpoint {step} cannot be compared: {error}")
+                continue
             if worst > 0:
                 out.differs = (step, worst)
                 return
@@ -97,12 +102,12 @@ def _go(
 def _keep(trainer: Trainer, run: Run) -> int:
     """Sets the weights aside until a checkpoint of the run proves them right."""
     path = run.checkpoints.folder / ".repeated" / checkpoint_name(trainer.step)
-    write_checkpoint(path, trainer.step, snapshot(trainer.model.state_dict().items()))
+    write_checkpoint(path, trainer.step, snapshot(trainer.model.state_dict().items()), run.digest)
     return trainer.step
 
 
 def _largest_difference(saved: Tensors, model: torch.nn.Module) -> float:
     now = snapshot(model.state_dict().items())
-    if saved.keys() != now.keys():
+    if saved.keys() != now.keys() or any(saved[n].shape != now[n].shape for n in now):
         return float("inf")
     return max(float((saved[n] - now[n]).abs().max()) if not torch.equal(saved[n], now[n]) else 0.0 for n in now)

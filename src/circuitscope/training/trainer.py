@@ -23,9 +23,9 @@ from circuitscope.errors import RunFailed
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.progress import Progress, Silent
 from circuitscope.runs.checkpoints import CheckpointWriter
+from circuitscope.runs.damage import DamagedFile
 from circuitscope.runs.metrics import MetricsLog, read_metrics
 from circuitscope.runs.run import Run, RunState, create_run
-from circuitscope.runs.store import DamagedFile
 from circuitscope.tasks import Batch, Split
 from circuitscope.training.device import autocast, choose_device, set_up
 from circuitscope.training.optimizer import make_optimizer, moments_of, restore_moments
@@ -51,11 +51,12 @@ def resume(run: Run, *, progress: Progress | None = None) -> Run:
     """Continues a run from its newest readable resume point and reaches the weights of a run that never stopped."""
     progress = progress or Silent()
     if run.status.get("state") == "finished":
-        progress.say(f"{run.path} is already finished, at step {run.status['step']}")
+        step = run.status.get("step", max(run.steps, default="unknown"))
+        progress.say(f"{run.path} is already finished, at step {step}")
         return run
     config = run.config
     device = choose_device(config.train.device)
-    threads, before = config.train.threads or torch.get_num_threads(), run.environment.get("threads")
+    threads, before = config.train.threads or torch.get_num_threads(), run.threads
     if before is not None and before != threads:
         progress.say(
             f"warning: {run.path} was started with {before} CPU threads and continues with {threads};"
@@ -124,7 +125,7 @@ class Trainer:
     def go(self, resuming: bool) -> None:
         cfg = self.config.train
         self.build()
-        with CheckpointWriter(self.run.path, cfg.keep_resume) as self.writer, self.progress:
+        with CheckpointWriter(self.run.path, lambda: self.run.digest, cfg.keep_resume) as self.writer, self.progress:
             self.seconds = 0.0
             if resuming:
                 self._restore()
@@ -246,7 +247,8 @@ class Trainer:
         """Loads the newest readable resume point and sets the counters as they were."""
         self.rewind()
         self.writer.written = sum(s < self.step for s in self.writer.steps())
-        self.seconds = max((r["seconds"] for r in read_metrics(self.run.path) if r["step"] <= self.step), default=0.0)
+        before = (r for r in read_metrics(self.run.path) if r["step"] <= self.step)
+        self.seconds = max((r.get("seconds", 0.0) for r in before), default=0.0)
         self.progress.say(f"resuming {self.run.path} from step {self.step}")
 
     def rewind(self, before: float = math.inf) -> None:
@@ -256,10 +258,12 @@ class Trainer:
             try:
                 point = saved.load_resume_point(step)
                 self.model.load_state_dict(point.weights)
-            except (DamagedFile, OSError, RuntimeError) as error:
-                self.progress.say(f"warning: resume point {step} cannot be used: {' '.join(str(error).split())}")
+                restore_moments(self.optimizer, self.model, point.moments, step)
+            except (DamagedFile, OSError, RuntimeError, KeyError) as error:
+                why = f"{error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())
+                self.progress.say(f"warning: resume point {step} cannot be used: {why}")
+                self.build()  # as it was, if half of the point was loaded
                 continue
-            restore_moments(self.optimizer, self.model, point.moments, step)
             self.step = step
             return
 

@@ -12,6 +12,7 @@ from matplotlib.patches import Patch
 from circuitscope.analysis.phases.timeline import curve_at, place_name, strongest
 from circuitscope.analysis.scores.registry import shown_in
 from circuitscope.errors import UserError
+from circuitscope.models.naming import model_name
 from circuitscope.runs.run import Run
 from circuitscope.viz.seeds import Band, Group, groups_of
 from circuitscope.viz.style import COLOURS, GREY, Sheet, look, plain, save, written
@@ -209,6 +210,5 @@ def _title(groups: Sequence[Group]) -> str:
     if len(groups) > 1:
         return ""
     config = groups[0].runs[0].config
-    mixers = " + ".join(m.name for m in config.model.mixers)
     sizes = ", ".join(str(size) for size in config.task.sizes().values())
-    return f"{groups[0].label}: {mixers} on {config.task.name}" + (f" ({sizes})" if sizes else "")
+    return f"{groups[0].label}: {model_name(config.model)} on {config.task.name}" + (f" ({sizes})" if sizes else "")

@@ -1,5 +1,6 @@
 """Rows on disk are used again only with the checkpoint and the scores they were made with, by one process at a time."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -9,7 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from circuitscope.analysis.checkpoints.runner import analysis_table, analyze
+import circuitscope as cs
+from circuitscope.analysis.checkpoints import runner, table
+from circuitscope.analysis.checkpoints.runner import analysis_results, analysis_table, analyze
 from circuitscope.analysis.checkpoints.table import Table
 from circuitscope.analysis.scores.edges import previous_token
 from circuitscope.analysis.scores.registry import SCORES, edge_score
@@ -17,7 +20,7 @@ from circuitscope.errors import UserError
 from circuitscope.runs.checkpoints import checkpoint_name, write_checkpoint
 from circuitscope.training.trainer import train
 from registered import added_to
-from tiny_run import Listens, tiny
+from tiny_run import Listens, listing, tiny
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def run(tmp_path):
 
 def replace(run, step, by):
     """The checkpoint of a step now holds the weights of another."""
-    write_checkpoint(run.checkpoints.folder / checkpoint_name(step), step, run.checkpoints.load(by))
+    write_checkpoint(run.checkpoints.folder / checkpoint_name(step), step, run.checkpoints.load(by), run.digest)
 
 
 def of_step(frame, step):
@@ -123,6 +126,27 @@ def test_a_table_in_use_is_neither_read_nor_moved_by_another_process(run):
             analyze(run)
         assert path.read_bytes() == b"written meanwhile"
     assert [p.name for p in sorted(path.parent.glob("*.parquet"))] == ["scores.old-1.parquet", "scores.parquet"]
+
+
+def test_a_run_whose_rows_are_all_there_is_read_without_a_lock_and_without_writing(run, monkeypatch):
+    analyzed = analysis_results(run, ["phases", "circuit"], sequences=16)
+    for lock in run.path.rglob("*.lock"):
+        lock.unlink()
+    before = listing(run.path)
+
+    def read_only(*_args, **_options):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(table, "FileLock", read_only)
+    monkeypatch.setattr(table, "write_whole", read_only)
+    monkeypatch.setattr(runner, "write_whole", read_only)
+    again = analysis_results(run, ["phases", "circuit"], sequences=16)
+    for name, frame in analyzed.tables.items():
+        pd.testing.assert_frame_equal(again[name], frame)
+    cs.report(run, sequences=16, examples=1).save(run.path.parent / "elsewhere.html")
+    assert listing(run.path) == before
+    with pytest.raises(UserError, match=r"cannot write to .*: Read-only file system"):
+        analyze(run, sequences=17)
 
 
 _PROGRAM = """

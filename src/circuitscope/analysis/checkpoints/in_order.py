@@ -15,8 +15,8 @@ import torch
 from circuitscope.analysis.registry import Row
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.runs.damage import DamagedFile
 from circuitscope.runs.run import Run
-from circuitscope.runs.store import DamagedFile
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -30,8 +30,8 @@ class LeftOut(Exception):
 def load_weights(model: HookedLM, run: Run, step: int) -> None:
     """Loads into a model the weights that a run had after `step` updates."""
     try:
-        model.load_state_dict(run.checkpoints.load(step))
-    except (DamagedFile, OSError, RuntimeError) as error:
+        run.load_into(model, step)
+    except (DamagedFile, OSError) as error:
         raise LeftOut(f"checkpoint {step} left out: {' '.join(str(error).split())}") from None
 
 
@@ -42,7 +42,7 @@ def rows_in_order(
     models: SimpleQueue[HookedLM] = SimpleQueue()
     at_once = min(at_once, len(steps))
     for _ in range(at_once):
-        models.put(HookedLM(run.config.model).eval())
+        models.put(run.empty_model())
 
     def read(step: int) -> tuple[int, list[Row] | LeftOut]:
         model = models.get()

@@ -1,11 +1,13 @@
 """Runs analyses over the checkpoints of a run, and keeps the rows of each analysis in one table."""
 
+import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from circuitscope.analysis.causal.circuit import Circuit, circuit_of
 from circuitscope.analysis.checkpoints.in_order import LeftOut, load_weights, rows_in_order
@@ -18,14 +20,16 @@ from circuitscope.analysis.scores.registry import SCORES
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel
 from circuitscope.memory import keep_freed_memory
+from circuitscope.models.dtype import default_dtype
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.progress import Progress, Silent
-from circuitscope.runs.checkpoints import checkpoint_name
+from circuitscope.runs.damage import DamagedFile, OtherRun
 from circuitscope.runs.run import Run
-from circuitscope.runs.store import DamagedFile, digest_of, write_whole
+from circuitscope.runs.store import write_whole
 
 SEQUENCES = 256
 _VERSION = 3  # version of what the tables hold
+_CANNOT_BE_WRITTEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def analysis_results(
@@ -52,7 +56,7 @@ def analysis_results(
     found = Results(run, choose_steps(steps, saved_steps(run)), sequences)
     for one in wanted:
         if one.run_rows is not None:
-            found.tables[one.name] = _run_table(found, one)
+            found.tables[one.name] = _run_table(found, one, progress or Silent())
             continue
         at = found.steps[-1:] if one.steps == "last" else found.steps
         found.tables[one.name], read = _checkpoint_table(run, one, at, sequences, progress)
@@ -138,7 +142,7 @@ def over_checkpoints(
 ) -> tuple[pd.DataFrame, list[int]]:
     """Rows of every chosen checkpoint, and the steps that could be read, also where a step gave no rows.
 
-    Rows on disk are used again, and an interrupt keeps what is done.
+    Rows on disk are used again, and an interrupt keeps what is done. Nothing is written if all rows are on disk.
 
     Args:
         at_once: how many checkpoints are read at the same time; above 1, `rows_of` is called from several threads.
@@ -148,7 +152,8 @@ def over_checkpoints(
     keep_freed_memory()
     chosen = choose_steps(steps, saved_steps(run))
     settings = {"version": _VERSION, "sequences": sequences}
-    with Table(table_path(run, kind, sequences), columns, settings, depends_on, _digests(run, chosen)) as table:
+    table = Table(table_path(run, kind, sequences), columns, settings, depends_on, _digests(run, chosen))
+    with default_dtype(torch.float32), nullcontext() if table.holds(chosen) else table:
         for note in table.notes:
             progress.say(note)
         missing = [s for s in chosen if s not in table.steps]
@@ -186,7 +191,7 @@ def _checkpoint_table(
     )
 
 
-def _run_table(found: Results, wanted: Analysis) -> pd.DataFrame:
+def _run_table(found: Results, wanted: Analysis, progress: Progress) -> pd.DataFrame:
     """The table of an analysis of the run as a whole: it follows from tables on disk, so it is made anew."""
     assert wanted.run_rows is not None
     columns = wanted.table_columns
@@ -194,10 +199,13 @@ def _run_table(found: Results, wanted: Analysis) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=list(columns)).astype(columns)
     path, data = table_path(found.run, wanted.name, found.sequences), frame.to_parquet(index=False)
     try:
-        path.parent.mkdir(exist_ok=True)
-        write_whole(path, lambda file: file.write(data))
+        if not (path.is_file() and path.read_bytes() == data):
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, lambda file: file.write(data))
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
+        if error.errno not in _CANNOT_BE_WRITTEN:
+            raise UserError(f"cannot write {path}: {error.strerror}") from None
+        progress.say(f"{path} is not kept: {error.strerror}")
     return frame
 
 
@@ -209,10 +217,14 @@ def table_path(run: Run, name: str, sequences: int = SEQUENCES) -> Path:
 
 def _digests(run: Run, steps: Sequence[int]) -> dict[int, str]:
     """Digests of checkpoints, except those with an unreadable header: such a file is left out when it is loaded."""
-    found = {}
+    found: dict[int, str] = {}
     for step in steps:
-        with suppress(DamagedFile, OSError):
-            found[step] = digest_of(run.checkpoints.folder / checkpoint_name(step))
+        try:
+            found[step] = run.checkpoints.file_digest(step)
+        except OtherRun:
+            found[step] = ""  # rows that were read from it are not of this run
+        except (DamagedFile, OSError):
+            pass
     return found
 
 
@@ -225,7 +237,7 @@ def saved_steps(run: Run) -> list[int]:
 
 def checkpoints(run: Run, steps: Sequence[int], progress: Progress) -> Iterator[tuple[int, HookedLM]]:
     """One model with the weights of each step in turn; a damaged checkpoint is left out with a warning."""
-    model = HookedLM(run.config.model).eval()
+    model = run.empty_model()
     for step in steps:
         try:
             load_weights(model, run, step)

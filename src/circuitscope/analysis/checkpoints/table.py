@@ -27,7 +27,8 @@ _SECONDS = 5.0  # between writes
 class Table:
     """Rows by step in `path`. Use as a context manager: leaving it, even after an error, writes all rows.
 
-    While it is open no other process can open it.
+    While it is open no other process can open it. Where `holds` says that no rows are missing, `frame` has them without
+    that, so a table that is complete can be read from a disk that cannot be written.
 
     Args:
         columns: names and pandas types, in order; one of them is "step".
@@ -47,12 +48,10 @@ class Table:
     ):
         self.path, self.columns, self.digests = path, columns, dict(digests or {})
         self.settings, self.depends_on = _as_json(settings), _as_json(depends_on)
-        self.notes: list[str] = []  # what the user should know about the rows on disk
         self._new: list[dict[str, Any]] = []
         self._new_steps: set[int] = set()
         self._written, self._pause = time.monotonic(), _SECONDS
-        self._saved = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
-        self._read_from: dict[str, str] = {}  # digests of the checkpoints behind the saved rows
+        self._forget()
 
     def __enter__(self) -> "Table":
         try:
@@ -66,7 +65,8 @@ class Table:
         except OSError as error:
             raise UserError(f"cannot write to {self.path.parent}: {error.strerror}") from None
         try:
-            self._read()
+            if why := self._read():
+                self._set_aside(why)
         except BaseException:
             self._lock.release()
             raise
@@ -77,6 +77,10 @@ class Table:
             self.write()
         finally:
             self._lock.release()
+
+    def holds(self, steps: Iterable[int]) -> bool:
+        """Whether the rows of all these steps are on disk and can be used. It takes no lock and writes nothing."""
+        return not self._read() and not self.notes and self.steps.issuperset(steps)
 
     @property
     def steps(self) -> set[int]:
@@ -124,25 +128,29 @@ class Table:
             raise UserError(f"{self.path.stem}: rows do not have the types of the columns: {error}") from None
         return pd.concat([self._saved, new], ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
 
-    def _read(self) -> None:
-        """Loads the rows on disk that can be used again, and notes which cannot."""
+    def _forget(self) -> None:
+        self._saved = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in self.columns.items()})
+        self._read_from: dict[str, str] = {}  # digests of the checkpoints behind the saved rows
+        self.notes: list[str] = []  # what the user should know about the rows on disk
+
+    def _read(self) -> str:
+        """Loads the rows on disk that can be used again, and notes which cannot; says why a whole file cannot be."""
+        self._forget()
         if not self.path.exists():
-            return
+            return ""
         try:
             table = pq.read_table(self.path)
             made_with = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
             if made_with.get("settings") != self.settings:
-                self._set_aside("was made by another version or with other settings")
-                return
+                return "was made by another version or with other settings"
             depends_on, read_from = made_with["depends_on"], dict(made_with["checkpoints"])
             frame: pd.DataFrame = table.to_pandas().astype(self.columns)[list(self.columns)]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
-            self._set_aside("is damaged")
-            return
+            return "is damaged"
         if depends_on != self.depends_on:
             how = _difference(depends_on, self.depends_on)
             self.notes.append(f"{self.path.name} {how}; its rows are computed again")
-            return
+            return ""
         known = {*frame.step, *map(int, read_from)}
         replaced = [s for s, digest in self.digests.items() if s in known and read_from.get(str(s)) != digest]
         if replaced:
@@ -154,6 +162,7 @@ class Table:
             )
         self._saved = frame[~frame.step.isin(replaced)].reset_index(drop=True)
         self._read_from = {step: digest for step, digest in read_from.items() if int(step) not in replaced}
+        return ""
 
     def _set_aside(self, why: str) -> None:
         number = 1

@@ -15,6 +15,7 @@ from circuitscope.analysis.reading.opened import Walk, opened
 from circuitscope.analysis.scores.answers import answers
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel
+from circuitscope.models.dtype import default_dtype
 from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
 
@@ -50,6 +51,7 @@ def snapshots(
 
 
 @torch.no_grad()
+@default_dtype(torch.float32)
 def snapshot(model: HookedModel, step: int, examples: ShownExamples, views: Sequence[View]) -> Snapshot:
     """The shown examples in one model, with one pass per length."""
     where, target = examples.own.labelled()

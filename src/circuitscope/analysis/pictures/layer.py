@@ -21,6 +21,9 @@ from circuitscope.errors import UserError, shown, unknown
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.memory import check_fits
 from circuitscope.mixers.reading import Product, Reading, Unit
+from circuitscope.models.dtype import default_dtype
+from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.runs.damage import warn_once
 from circuitscope.runs.run import Run
 from circuitscope.tasks import Batch
 
@@ -72,6 +75,7 @@ class Ranked(NamedTuple):
 
 
 @torch.no_grad()
+@default_dtype(torch.float32)
 def layer_pictures(
     run: Run,
     layer: int = 0,
@@ -93,7 +97,7 @@ def layer_pictures(
     if by is not None and top is None:
         raise UserError(f"by {by} ranks the strongest heads: say how many with top")
     batch = example_of(run, example)
-    model = run.load(chosen[-1])
+    model, chosen = _last_readable(run, chosen)
     layer, kind = layer_index(model, layer), opened(model).called(layer)
     reading = opened(model).reading(batch.tokens, layer)
     if reading.no_phi:
@@ -113,12 +117,34 @@ def layer_pictures(
         one_by_one = core.unit == "head" and core.size <= FEW_HEADS and names == [core.name]
         units = "all" if one_by_one else "mean_abs"
     pictures: list[Picture] = []
+    shown_steps: list[int] = []
     for step in chosen:
-        here = reading if step == chosen[-1] else opened(run.load(step)).reading(batch.tokens, layer)
+        loaded = model if step == chosen[-1] else _loaded(run, step)
+        if loaded is None:
+            continue
+        shown_steps.append(step)
+        here = reading if loaded is model else opened(loaded).reading(batch.tokens, layer)
         pictures += read_pictures(here, names, units, step=step, scored=scored)
         if len(pictures) > MOST:
             raise UserError(f"more panels than a figure holds ({MOST}); ask for fewer steps, factors or heads")
-    return LayerPictures(layer, kind, batch, chosen, pictures)
+    return LayerPictures(layer, kind, batch, shown_steps, pictures)
+
+
+def _last_readable(run: Run, steps: list[int]) -> tuple[HookedLM, list[int]]:
+    """The model of the last of these checkpoints that can be read, and the steps up to it."""
+    for count in range(len(steps), 1, -1):
+        if (model := _loaded(run, steps[count - 1])) is not None:
+            return model, steps[:count]
+    return run.load(steps[0]), steps[:1]
+
+
+def _loaded(run: Run, step: int) -> HookedLM | None:
+    """The model of a checkpoint; None, with a warning, where the checkpoint cannot be read."""
+    try:
+        return run.load(step)
+    except UserError as error:
+        warn_once(f"{error}; it is left out")
+        return None
 
 
 def example_of(run: Run, example: int) -> Batch:

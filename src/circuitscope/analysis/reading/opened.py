@@ -21,6 +21,7 @@ from circuitscope.lens import HookedModel, layer_count, layer_index
 from circuitscope.mixers.mixer import HeadWeights
 from circuitscope.mixers.reading import SLICE_BYTES, Factor, Product, Reading, State
 from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.models.naming import layer_names
 
 Tokens = Int[Tensor, "batch pos"]
 Stream = Float[Tensor, "batch pos d_model"]
@@ -209,7 +210,7 @@ class _Own(Opened):
         return self.model.reading(tokens, layer)
 
     def called(self, layer: int) -> str:
-        return self.model.config.mixers[layer].name
+        return layer_names(self.model.config)[layer]
 
     def hook(self, layer: int, name: str) -> str:
         full = f"blocks.{layer_index(self.model, layer)}.mixer.{name}"

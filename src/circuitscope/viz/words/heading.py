@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
+from circuitscope.models.naming import model_name
 from circuitscope.runs.run import Run
 
 
 def heading(run: Run, steps: Sequence[int], sequences: int) -> str:
     """Says which run it is, on which task, and how many checkpoints and sequences were read."""
     config = run.config
-    mixers = " + ".join(m.name for m in config.model.mixers)
     sizes = ", ".join(f"{name} {size}" for name, size in config.task.sizes().items())
     count = f"{len(steps)} checkpoint{'s' if len(steps) > 1 else ''} ({steps[0]} to {steps[-1]})"
-    return f"{run.path}: {mixers} on {config.task.name} ({sizes}); {count}, {sequences} held-out sequences each"
+    what = f"{model_name(config.model)} on {config.task.name} ({sizes})"
+    return f"{run.path}: {what}; {count}, {sequences} held-out sequences each"
