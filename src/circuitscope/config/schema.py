@@ -16,7 +16,7 @@ from circuitscope.errors import UserError, shown
 from circuitscope.models.config import ModelConfig
 from circuitscope.section import Section
 
-VERSION = 1
+VERSION = 2
 UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}  # by the version that they lead to
 
 
