@@ -70,6 +70,9 @@ class Mixer(Protocol):
 class HeadWeights(Protocol):
     """A mixer whose heads are linear maps of the stream with weights of their own, as in attention."""
 
+    n_heads: int
+    d_head: int
+
     @property
     def W_Q(self) -> Float[Tensor, "head d_model d_head"]: ...
     @property

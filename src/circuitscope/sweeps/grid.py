@@ -247,7 +247,7 @@ def _same(one: Any, other: Any) -> bool:
     one = _number(one)
     if isinstance(one, int | float) and isinstance(other, int | float):
         return math.isclose(one, other, rel_tol=1e-3)
-    return _plain(one) == other
+    return bool(_plain(one) == other)
 
 
 def _number(value: Any) -> Any:

@@ -140,8 +140,8 @@ def seconds_per_step(trial: Trial, steps: int = 3) -> float:
     """The time of a training step on one thread, the fastest of a few after one to warm up."""
     import torch
 
+    from circuitscope.models.hooked_lm import HookedLM
     from circuitscope.training.optimizer import make_optimizer
-    from circuitscope.training.trainer import HookedLM
 
     config, threads = trial.config, torch.get_num_threads()
     torch.set_num_threads(config.train.threads or 1)

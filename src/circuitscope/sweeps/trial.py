@@ -95,7 +95,7 @@ def numbers_of(run: Run, fractions: Sequence[float] = ()) -> Row:
     held = _held_out(run)
     if not len(held):
         return out
-    best = held.loc[held[metric].idxmax()]
+    best = held.iloc[int(held[metric].argmax())]
     out |= {
         f"best_validation_{metric}": float(best[metric]),
         "best_validation_loss": float(held.loss.min()),
@@ -129,7 +129,7 @@ def best_checkpoint(run: Run) -> int:
     """The saved step with the highest validation metric; the last one where no evaluation fell on a checkpoint."""
     held = _held_out(run)
     saved = held[held.step.isin(run.steps)]
-    return int(saved.step.loc[saved[run.config.task.metric].idxmax()]) if len(saved) else run.steps[-1]
+    return int(saved.step.iloc[int(saved[run.config.task.metric].argmax())]) if len(saved) else run.steps[-1]
 
 
 def evaluated(run: Run, step: int, examples: int = TEST_EXAMPLES) -> tuple[float, float]:
@@ -152,7 +152,8 @@ def curves_of(run: Run) -> list[Row]:
     """Validation loss and metric, and the training loss, at the steps of the evaluations."""
     metric, rows = run.config.task.metric, run.metrics
     held = _held_out(run)
-    train = rows[rows.split == "train"].set_index("step").loss if len(rows) else {}
+    logged = rows[rows.split == "train"] if len(rows) else rows
+    train = dict(zip(logged.step, logged.loss, strict=True)) if len(logged) else {}
     return [
         {
             "step": int(row["step"]),
