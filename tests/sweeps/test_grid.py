@@ -1,10 +1,15 @@
 """A grid file is a base config with axes, and every combination is a trial named by its digest."""
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError
 from circuitscope.sweeps.grid import make_grid, read_grid
+from circuitscope.sweeps.measures import check_measures
 
 BASE = {"task": {"length": 16, "pairs": 2, "vocab_size": 64}, "train": {"steps": 10}}
 
@@ -97,3 +102,10 @@ def test_an_error_names_the_file(tmp_path):
         read_grid(file)
     with pytest.raises(UserError, match="does not exist; a grid is a YAML file, or a folder"):
         read_grid(tmp_path)
+
+
+def test_the_grids_of_the_documentation_are_grids():
+    page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+    found = [make_grid("g", yaml.safe_load(text)) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    assert [len(one.trials) for one in found] == [24, 3]
+    check_measures(found[1].measure)

@@ -18,6 +18,7 @@ class MixerConfig(Section):
     """
 
     blind_to_order: ClassVar[bool] = False
+    positions_inside: ClassVar[frozenset[str]] = frozenset()  # positional encodings that the mixer applies itself
     default_init: ClassVar[str] = "native"
     name: str
 
