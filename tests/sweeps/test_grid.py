@@ -50,6 +50,11 @@ def test_zipped_axes_change_together():
     assert len(found.trials) == 4
 
 
+def test_a_zipped_axis_may_repeat_a_value():
+    found = grid(zipped=[{"model.preset": ["attention", "attention", "mamba"], "task.pairs": [2, 4, 4]}])
+    assert [t.label for t in found.trials] == ["attention pairs=2", "attention pairs=4", "mamba pairs=4"]
+
+
 def test_named_values_change_several_fields_and_the_base_keeps_the_others():
     models = {"one": {"preset": "attention", "n_layers": 1}, "two": {"preset": "attention", "n_layers": 2}}
     found = make_grid("g", {"base": {**BASE, "model": {"d_model": 32}}, "axes": {"model": {"named": models}}})

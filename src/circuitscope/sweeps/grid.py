@@ -128,7 +128,7 @@ def make_grid(name: str, data: Any) -> Grid:
         file = GridFile.model_validate(data)
     except ValidationError as error:
         raise explain(error, GridFile) from None
-    groups = [*({path: _values(path, axis)} for path, axis in file.axes.items()), *_zipped(file.zipped)]
+    groups = [*_single(file.axes), *_zipped(file.zipped)]
     _check_paths([path for group in groups for path in group])
     trials: dict[str, Trial] = {}
     for values, changes in _combinations(groups):
@@ -149,7 +149,7 @@ def _with_one_thread(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "train": {"threads": 1, **train}} if isinstance(train, dict) else data
 
 
-Values = dict[Any, Any]  # what the table shows → what the config gets, in order
+Values = list[tuple[Any, Any]]  # what the table shows, and what the config gets
 
 
 def _values(path: str, axis: Any) -> Values:
@@ -169,10 +169,7 @@ def _values(path: str, axis: Any) -> Values:
         raise UserError(f"axes.{path}: expected {_FORMS}, got {shown(axis)}")
     if not values:
         raise UserError(f"axes.{path} has no values")
-    found = dict(values)
-    if len(found) < len(values):
-        raise UserError(f"axes.{path} has a value twice")
-    return found
+    return values
 
 
 def _log_spaced(path: str, ends: Any, points: Any) -> list[float]:
@@ -183,6 +180,14 @@ def _log_spaced(path: str, ends: Any, points: Any) -> list[float]:
         raise UserError(f"axes.{path}: expected log: [low, high] above 0 and points of at least 2")
     low, high = (math.log10(end) for end in ends)
     return [float(f"{10 ** (low + (high - low) * i / (points - 1)):.4g}") for i in range(points)]
+
+
+def _single(axes: dict[str, Any]) -> Iterator[dict[str, Values]]:
+    for path, axis in axes.items():
+        values = _values(path, axis)
+        if len({label for label, _ in values}) < len(values):
+            raise UserError(f"axes.{path} has a value twice")
+        yield {path: values}
 
 
 def _zipped(several: list[dict[str, Any]]) -> Iterator[dict[str, Values]]:
@@ -211,7 +216,7 @@ def _combinations(groups: list[dict[str, Values]]) -> Iterator[tuple[dict[str, A
         changes: dict[str, Any] = {}
         for group, place in zip(groups, places, strict=True):
             for path, axis in group.items():
-                label, value = list(axis.items())[place]
+                label, value = axis[place]
                 values[path] = label
                 changes |= _flat(path, value)
         yield values, changes
@@ -225,7 +230,7 @@ def _flat(path: str, value: Any) -> dict[str, Any]:
 
 
 def _exclusions(several: list[dict[str, Any]], groups: list[dict[str, Values]]) -> list[dict[str, Any]]:
-    axes = {path: axis for group in groups for path, axis in group.items()}
+    axes = {path: [label for label, _ in axis] for group in groups for path, axis in group.items()}
     for one in several:
         if not one:
             raise UserError("exclude: an empty mapping would leave out everything")
