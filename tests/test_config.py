@@ -491,3 +491,19 @@ def test_a_model_too_large_for_any_machine_is_bad_input(options):
     with pytest.raises(cs.UserError) as error:
         cs.HookedLM(RunConfig.build(**options).model)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("positions", ["rope", "alibi"])
+def test_positions_that_every_mixer_ignores_are_refused(positions):
+    with pytest.raises(
+        cs.UserError, match=f"model.positions: {positions} acts inside attention, and mamba would ignore it"
+    ):
+        RunConfig.build("mamba", positions=positions)
+    hybrid = RunConfig.build({"mixers": "mamba,attention"}, positions=positions)
+    assert hybrid.model.positions == positions
+
+
+def test_an_old_run_whose_positions_were_ignored_is_read_as_what_it_was():
+    data = yaml.safe_load(RunConfig.build("mamba").dump())
+    data["model"]["positions"] = "rope"
+    assert RunConfig.parse({**data, "schema": 1}).model.positions == "none"

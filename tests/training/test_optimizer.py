@@ -4,9 +4,13 @@ import pytest
 import torch
 from torch import nn
 
+import circuitscope as cs
+from circuitscope.config import RunConfig
 from circuitscope.config.train import TrainConfig
+from circuitscope.errors import UserError
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.training.optimizer import make_optimizer, moments_of, restore_moments
+from circuitscope.training.trainer import train
 from tiny_run import tiny
 
 
@@ -101,3 +105,37 @@ def test_the_step_count_matters_to_the_next_update():
     one_update(one, first, 1)
     one_update(two, second, 1)
     assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def test_groups_of_parameters_have_factors_of_the_rate_and_the_last_match_counts():
+    model = cs.model("mamba", d_model=8, n_layers=2, vocab_size=16)
+    config = TrainConfig(lr_groups={"blocks.*": 0.5, "*.A_log": 0.1})
+    by_parameter = {
+        id(p): group["factor"] for group in make_optimizer(model, config).param_groups for p in group["params"]
+    }
+    factors = {name: by_parameter[id(p)] for name, p in model.named_parameters()}
+    assert factors["blocks.1.mixer.ssm.A_log"] == 0.1
+    assert factors["blocks.1.mixer.ssm.D"] == 0.5
+    assert factors["embed.weight"] == 1.0
+
+
+def test_a_factor_of_zero_holds_a_parameter_still(tmp_path):
+    config = RunConfig.parse(
+        {
+            "model": {"preset": "mamba", "d_model": 8, "n_layers": 1},
+            "task": {"length": 16, "pairs": 2, "vocab_size": 64},
+            "train": {"steps": 3, "batch_size": 4, "eval_every": 3, "eval_batches": 1, "lr_groups": {"*.A_log": 0}},
+        }
+    )
+    run = train(config, root=tmp_path)
+    before, after = run.load(0).state_dict(), run.load(3).state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert not any(name.endswith("A_log") for name in moved)
+    assert any(name.endswith("dt_proj.weight") for name in moved)
+
+
+def test_a_pattern_that_matches_nothing_is_refused_before_there_is_a_run(tmp_path):
+    config = RunConfig.parse({"train": {"steps": 3, "lr_groups": {"*.A_log": 0.1}}})
+    with pytest.raises(UserError, match=r"no parameter matches '\*\.A_log'"):
+        train(config, root=tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -98,3 +98,13 @@ def test_a_rewind_never_starts_further_away_than_twice_an_even_spread(keep, ever
         kept = spread([*kept, step], keep)
         gap = max(b - a for a, b in pairwise([0, *kept]))
         assert gap <= 2 * step / keep + every, f"{gap} steps at step {step}: {kept}"
+
+
+def test_a_warmup_in_steps_does_not_depend_on_the_budget():
+    rates = [
+        [learning_rate(step, TrainConfig(steps=steps, warmup_steps=10, lr=1.0)) for step in range(30)]
+        for steps in (30, 300)
+    ]
+    assert rates[0] == rates[1]
+    assert rates[0][:10] == [(step + 1) / 10 for step in range(10)]
+    assert set(rates[0][10:]) == {1.0}

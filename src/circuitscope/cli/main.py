@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from circuitscope.cli import analyze, doctor, models, phi, plot, probe, report, tasks, train, zoom
+from circuitscope.cli import analyze, doctor, models, phi, plot, probe, report, runs, sweep, tasks, train, zoom
 from circuitscope.errors import RunFailed, UserError
 
 _UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -29,6 +29,8 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("analyze")(analyze.analyze)
+app.command("sweep")(sweep.sweep)
+app.command("runs")(runs.runs)
 app.command("zoom")(zoom.zoom)
 app.command("phi")(phi.phi)
 app.command("probe")(probe.probe)

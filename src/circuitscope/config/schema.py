@@ -16,8 +16,24 @@ from circuitscope.errors import UserError, shown
 from circuitscope.models.config import ModelConfig
 from circuitscope.section import Section
 
-VERSION = 1
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}  # by the version that they lead to
+VERSION = 2
+
+
+def _without_ignored_positions(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 accepted rope and alibi for mixers that ignored them, and trained without positions."""
+    model = data.get("model")
+    listed = model.get("mixers") if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(listed, list) or model.get("positions") not in ("rope", "alibi"):
+        return data
+    kinds = [mixers.config_class(mixer.get("name")) for mixer in listed if isinstance(mixer, dict)]
+    if any(model["positions"] in kind.positions_inside for kind in kinds):
+        return data
+    return {**data, "model": {**model, "positions": "none"}}
+
+
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {  # by the version that they lead to
+    2: _without_ignored_positions
+}
 
 
 def to_current(data: dict[str, Any]) -> dict[str, Any]:

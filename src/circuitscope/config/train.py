@@ -1,10 +1,10 @@
 """The training part of a run's config."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from circuitscope.section import Section
+from circuitscope.section import Added, Section
 
 _RECORDS = {"log_every", "save_every", "save_schedule", "resume_every", "keep_resume", "tensorboard", "wandb"}
 _MACHINE = {"device", "threads"}
@@ -21,6 +21,13 @@ class TrainConfig(Section):
         default="constant", description="learning rate after the warmup"
     )
     warmup: float = Field(default=0.1, ge=0, le=1, description="share of the steps with a rising rate")
+    warmup_steps: Annotated[int | None, Added(2, before=None)] = Field(
+        default=None, ge=0, lt=10**8, description="steps with a rising rate, in place of warmup; none: use warmup"
+    )
+    lr_groups: Annotated[dict[str, float], Added(2, before={})] = Field(
+        default_factory=dict,
+        description="factors of lr by parameter name, such as {'*.A_log': 0.1}; of several that match, the last counts",
+    )
     weight_decay: float = Field(default=1.0, ge=0, description="AdamW's decay of matrices; norms and biases have none")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's decay of the mean gradient")
     beta2: float = Field(default=0.999, ge=0, lt=1, description="AdamW's decay of the mean squared gradient")
@@ -54,6 +61,14 @@ class TrainConfig(Section):
     )
     tensorboard: bool = Field(default=False, description="also write TensorBoard events")
     wandb: str | None = Field(default=None, description="also log to this Weights & Biases project")
+
+    @field_validator("lr_groups")
+    @classmethod
+    def _positive_factors(cls, value: dict[str, float]) -> dict[str, float]:
+        for pattern, factor in value.items():
+            if factor < 0:
+                raise ValueError(f"expected factors of at least 0, got {factor:g} for {pattern!r}")
+        return value
 
     @property
     def batch_seed(self) -> int:

@@ -28,6 +28,7 @@ Stream = Float[Tensor, "batch pos d_model"]
 class AttentionConfig(MixerConfig):
     """softmax(QKᵀ/√d) V, causal; each of Q, K, V reads x or a short conv of x."""
 
+    positions_inside: ClassVar[frozenset[str]] = frozenset({"rope", "alibi"})
     blind_to_order: ClassVar[bool] = True
     default_init: ClassVar[str] = "gpt2"
 

@@ -18,6 +18,7 @@ class MixerConfig(Section):
     """
 
     blind_to_order: ClassVar[bool] = False
+    positions_inside: ClassVar[frozenset[str]] = frozenset()  # positional encodings that the mixer applies itself
     default_init: ClassVar[str] = "native"
     name: str
 
@@ -69,6 +70,9 @@ class Mixer(Protocol):
 @runtime_checkable
 class HeadWeights(Protocol):
     """A mixer whose heads are linear maps of the stream with weights of their own, as in attention."""
+
+    n_heads: int
+    d_head: int
 
     @property
     def W_Q(self) -> Float[Tensor, "head d_model d_head"]: ...

@@ -70,6 +70,17 @@ class ModelConfig(Section):
             data.setdefault("rescale_residual", data["init"] == "native")
         return data
 
+    @model_validator(mode="after")
+    def _positions_reach_a_mixer(self) -> "ModelConfig":
+        inside = self.positions in ("rope", "alibi")
+        if inside and not any(self.positions in mixer.positions_inside for mixer in self.mixers):
+            names = ", ".join(dict.fromkeys(mixer.name for mixer in self.mixers))
+            raise UserError(
+                f"model.positions: {self.positions} acts inside attention, and {names} would ignore it;"
+                " expected learned, sinusoidal or none"
+            )
+        return self
+
     @field_validator("mixers", mode="before")
     @classmethod
     def _mixers(cls, value: Any) -> tuple[MixerConfig, ...]:

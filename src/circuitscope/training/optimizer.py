@@ -1,28 +1,57 @@
 """AdamW with weight decay on matrices only, and its state by parameter name."""
 
+import fnmatch
+import re
+
 import torch
 from torch import nn
 
 from circuitscope.config.train import TrainConfig
+from circuitscope.errors import UserError
 
 _MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW; parameters with fewer than two axes or with a true `no_weight_decay` have no weight decay."""
-    decayed: list[nn.Parameter] = []
-    exempt: list[nn.Parameter] = []
-    for parameter in model.parameters():
-        bare = parameter.ndim < 2 or getattr(parameter, "no_weight_decay", False)
-        (exempt if bare else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
+    """AdamW; parameters with fewer than two axes or with a true `no_weight_decay` have no weight decay.
+
+    A group's `factor` says by how much its learning rate differs from the config's `lr` (`lr_groups`).
+    """
+    factors = lr_factors(model, config)
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        exempt = parameter.ndim < 2 or getattr(parameter, "no_weight_decay", False)
+        groups.setdefault((exempt, factors[name]), []).append(parameter)
     device = next(model.parameters()).device
     return torch.optim.AdamW(
-        [g for g in groups if g["params"]],
+        [
+            {"params": groups[key], "weight_decay": 0.0 if key[0] else config.weight_decay, "factor": key[1]}
+            for key in sorted(groups)
+        ],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         fused=device.type in ("cpu", "cuda"),
     )
+
+
+def lr_factors(model: nn.Module, config: TrainConfig) -> dict[str, float]:
+    """The factor of the learning rate of each parameter, by name; a pattern that no parameter matches is an error."""
+    names = [name for name, _ in model.named_parameters()]
+    factors = dict.fromkeys(names, 1.0)
+    for pattern, factor in config.lr_groups.items():
+        matched = fnmatch.filter(names, pattern)
+        if not matched:
+            raise UserError(
+                f"train.lr_groups: no parameter matches '{pattern}'; there are {', '.join(sorted(set(_last(names))))}"
+                " (write * for what comes before, as in *.A_log)"
+            )
+        factors |= dict.fromkeys(matched, factor)
+    return factors
+
+
+def _last(names: list[str]) -> list[str]:
+    """Names without the place of their layer: mixer.A_log for blocks.0.mixer.A_log."""
+    return [re.sub(r"^blocks\.\d+\.", "", name) for name in names]
 
 
 def moments_of(optimizer: torch.optim.AdamW, model: nn.Module) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ from circuitscope.config.train import TrainConfig
 
 def learning_rate(step: int, config: TrainConfig) -> float:
     """The rate of the update from step to step + 1: linear warmup, then constant, linear to 0, or cosine to 0."""
-    warmup = math.ceil(config.warmup * config.steps)
+    warmup = math.ceil(config.warmup * config.steps) if config.warmup_steps is None else config.warmup_steps
     if step < warmup:
         return config.lr * (step + 1) / warmup
     progress = (step - warmup) / max(1, config.steps - warmup)

@@ -28,7 +28,7 @@ from circuitscope.runs.metrics import MetricsLog, read_metrics
 from circuitscope.runs.run import Run, RunState, create_run
 from circuitscope.tasks import Batch, Split
 from circuitscope.training.device import autocast, choose_device, set_up
-from circuitscope.training.optimizer import make_optimizer, moments_of, restore_moments
+from circuitscope.training.optimizer import lr_factors, make_optimizer, moments_of, restore_moments
 from circuitscope.training.schedule import learning_rate, saves_checkpoint, saves_resume_point
 from circuitscope.training.trackers import Trackers, check_trackers
 
@@ -40,7 +40,7 @@ def train(
     device = choose_device(config.train.device)
     check_trackers(config)
     with torch.device("meta"):
-        HookedLM(config.model)  # impossible sizes fail here, before there is a run
+        lr_factors(HookedLM(config.model), config.train)  # impossible sizes and names fail here, before there is a run
     threads = config.train.threads or torch.get_num_threads()
     run = create_run(config, root=root, name=name, device=device.type, threads=threads, wandb_id=secrets.token_hex(8))
     _train(run, config, device, progress or Silent())
@@ -191,7 +191,7 @@ class Trainer:
         cfg = self.config.train
         batch = self._batch(self.step, "train", cfg.batch_size)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.step, cfg)
+            group["lr"] = learning_rate(self.step, cfg) * group["factor"]
         with autocast(self.device, cfg.precision):
             loss, metric = self.task.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,141 @@
+"""`circuitscope sweep`: trains the trials of a grid and keeps one table of results."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from circuitscope.sweeps.sweep import Sweep
+
+
+def sweep(
+    grid: Annotated[Path, typer.Argument(help="Grid: a YAML file, or a folder with a grid.yaml.", show_default=False)],
+    jobs: Annotated[
+        int | None, typer.Option(help="Trials at the same time.", min=1, max=1024, show_default="one per core")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Start no further trial after this time; the next call goes on.", min=0, show_default=False),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the trials, what is done and how long the rest takes, and stop.")
+    ] = False,
+    trial: Annotated[
+        str | None, typer.Option(help="Run this trial alone, given by its digest, in this process.", show_default=False)
+    ] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder that holds the runs.", show_default="$CIRCUITSCOPE_RUNS or runs")
+    ] = None,
+    pause: Annotated[bool, typer.Option("--pause", help="Hold the running sweep of this grid still.")] = False,
+    go_on: Annotated[bool, typer.Option("--continue", help="Let a sweep that is held still go on.")] = False,
+) -> None:
+    """Train every trial of a grid, and keep one table of results.
+
+    A grid is a base config with axes over its fields:
+
+        base: {model: mamba, train: {steps: 2000}}
+        axes: {train.lr: {log: [1e-4, 1e-2], points: 4}, train.seed: {seeds: 3}}
+
+    A trial is trained once: what stands in results.csv is done, and runs that were stopped or killed go on. A trial
+    that diverges or fails is recorded while the rest goes on. Each trial uses one thread. Ctrl-C stops the sweep and
+    loses nothing.
+    """
+    from circuitscope.sweeps.sweep import Sweep
+
+    if sum([pause, go_on, dry_run, trial is not None]) > 1:
+        raise typer.BadParameter("give one of --pause, --continue, --dry-run and --trial")
+    found = Sweep.open(grid, runs)
+    if pause or go_on:
+        count = found.hold(still=pause)
+        print(f"{found.grid.name}: {count} trial{'s' if count != 1 else ''} {'held still' if pause else 'going on'}")
+    elif dry_run:
+        _list(found)
+    elif trial is not None:
+        _one(found, trial)
+    else:
+        _all(found, jobs, minutes)
+
+
+def _list(found: "Sweep") -> None:
+    """Every trial: its values, whether it is done, and about how long it takes."""
+    from circuitscope.cli.table import print_table
+    from circuitscope.sweeps.local import cores
+
+    found.collect()
+    seconds = found.estimated_seconds()
+    rows = []
+    for trial in found.grid.trials:
+        row = found.results.rows.get(trial.digest, {})
+        left = f"{seconds[trial.digest] / 60:.1f} min" if trial.digest in seconds else ""
+        rows.append([trial.digest, *(str(v) for v in trial.values.values()), str(row.get("state", "")), left])
+    print_table(["trial", *found.grid.axes, "state", "estimate"], rows)
+    done = len(found.grid.trials) - len(seconds)
+    minutes = sum(seconds.values()) / 60
+    print(
+        f"{len(found.grid.trials)} trials, {done} done; the rest takes about {minutes:.0f} minutes on one core,"
+        f" {minutes / cores():.0f} on the {cores()} of this machine, if none stops early"
+    )
+
+
+def _one(found: "Sweep", digest: str) -> None:
+    """One trial in this process, for job arrays: it leaves its row in its run, where the next sweep collects it."""
+    import sys
+
+    from circuitscope.progress import watching
+    from circuitscope.sweeps.executor import Job, run_job
+    from circuitscope.training.trainer import Interrupted
+
+    trial = found.grid.trial(digest)
+    try:
+        row = run_job(Job.of(trial, found.grid, found.runs), watching(sys.stdout, stays=True))
+    except Interrupted as stop:
+        print(f"circuitscope: {stop}", file=sys.stderr)
+        raise typer.Exit(stop.exit_code) from None
+    print(f"{trial.label}: {_outcome(row)}")
+    if row["state"] == "failed":
+        raise typer.Exit(1)
+
+
+def _all(found: "Sweep", jobs: int | None, minutes: float | None) -> None:
+    import sys
+
+    from circuitscope.cli.trials import watching_trials
+    from circuitscope.sweeps.local import LocalExecutor
+
+    collected = found.collect()
+    missing, every = len(found.missing), len(found.grid.trials)
+    also = f", {collected} of them from runs that had ended" if collected else ""
+    print(f"{found.grid.name}: {every} trials, {every - missing} done before{also}; runs in {found.runs}", flush=True)
+    executor = LocalExecutor(jobs, minutes, found.pids)
+    ended: list[dict[str, Any]] = []
+    stopped = False
+    with watching_trials(found.grid, every - missing, sys.stdout) as watch:
+        try:
+            for row in found.go(executor, watch):
+                ended.append(row)
+                watch.ended(str(row["digest"]), _outcome(row))
+        except KeyboardInterrupt:
+            stopped = True
+    left = len(found.missing)
+    failed = [row for row in ended if row["state"] == "failed"]
+    print(f"{every - left} of {every} trials done{f', {len(failed)} failed' if failed else ''}; {found.results.path}")
+    if left:
+        print(f"{left} left: the same command goes on with them")
+    if stopped:
+        raise typer.Exit(130)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _outcome(row: dict[str, Any]) -> str:
+    """How a trial ended, in a few words."""
+    last = next(
+        (f"{name.removeprefix('last_').replace('_', ' ')} {row[name]:.3f}" for name in row if _is_last(name)), ""
+    )
+    seconds = f"{row['seconds']:.0f} s" if "seconds" in row else ""
+    return ", ".join(part for part in (str(row["state"]), last, seconds, str(row.get("message") or "")) if part)
+
+
+def _is_last(name: str) -> bool:
+    return name.startswith("last_test_") and not name.endswith("loss")

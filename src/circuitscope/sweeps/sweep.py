@@ -1,0 +1,161 @@
+"""A sweep: the trials of a grid, what is done of them, and the executor that does the rest."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from circuitscope.errors import UserError
+from circuitscope.runs.run import Run, runs_root
+from circuitscope.sweeps.executor import Executor, Job, Watch
+from circuitscope.sweeps.grid import FILE, Grid, Trial, grid_path, read_grid
+from circuitscope.sweeps.local import worker_pids
+from circuitscope.sweeps.measures import check_measures
+from circuitscope.sweeps.results import DONE, ResultsTable, Row
+from circuitscope.sweeps.trial import curves_of, saved_row
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid with the folder of its runs and the table of its results."""
+
+    grid: Grid
+    runs: Path
+    results: ResultsTable
+
+    @staticmethod
+    def open(path: str | Path, root: str | Path | None = None) -> "Sweep":
+        """The sweep of a grid file, or of a folder with one.
+
+        Runs are in RUNS/NAME/DIGEST. Results are beside the grid if it is a folder's grid.yaml, otherwise beside the
+        runs.
+        """
+        file, grid = grid_path(path), read_grid(path)
+        check_measures(grid.measure)
+        runs = runs_root(root) / grid.name
+        if (runs / "config.yaml").exists():
+            raise UserError(f"{runs} is a run; give the grid another name, or name another folder with --runs")
+        return Sweep(grid, runs, ResultsTable(file.parent if file.name == FILE else runs))
+
+    @property
+    def missing(self) -> list[Trial]:
+        """The trials that have no row yet, or none of a run that came to its end."""
+        return [trial for trial in self.grid.trials if not self.results.done(trial.digest, self.grid.measure)]
+
+    def collect(self) -> int:
+        """Takes in rows that trials left in their runs and that no sweep has written down; says how many."""
+        found = 0
+        for trial in self.missing:
+            if not (self.runs / trial.digest / "config.yaml").exists():
+                continue
+            run = Run(self.runs / trial.digest)
+            row = saved_row(run)
+            wanted = set(self.grid.measure)
+            if row and row.get("state") in DONE and wanted <= set(str(row.get("measured", "")).split()):
+                self._add(row)
+                found += 1
+        return found
+
+    def go(self, executor: Executor, watch: Watch) -> Iterator[Row]:
+        """Brings the missing trials to their end; every row is in the table before it is yielded."""
+        with self._alone():
+            self.collect()
+            jobs = [Job.of(trial, self.grid, self.runs) for trial in self.missing]
+            with closing(executor(jobs, watch)) as rows:  # type: ignore[type-var]
+                for row in rows:
+                    self._add(row)
+                    yield row
+
+    def _add(self, row: Row) -> None:
+        path = self.runs / str(row["digest"])
+        curves = curves_of(Run(path)) if (path / "config.yaml").exists() else []
+        self.results.add(row, curves)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Holds the lock of the sweep; a second one is refused."""
+        try:
+            self.runs.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.runs / ".sweep.lock", timeout=0)
+            lock.acquire()
+        except Timeout:
+            raise UserError(f"a sweep of {self.grid.name} is running already in {self.runs}") from None
+        except OSError as error:
+            raise UserError(f"cannot write to {self.runs}: {error.strerror}") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @property
+    def pids(self) -> Path:
+        """Where the process numbers of running workers are noted."""
+        return self.runs / ".workers.json"
+
+    def hold(self, still: bool) -> int:
+        """Holds the workers of the running sweep still, or lets them go on; says how many there are."""
+        import psutil
+
+        count = 0
+        for pid in worker_pids(self.pids):
+            try:
+                process = psutil.Process(pid)
+                if "circuitscope.sweeps.worker" not in process.cmdline():
+                    continue  # the number was taken over by another program
+                process.send_signal(signal.SIGSTOP if still else signal.SIGCONT)
+                count += 1
+            except psutil.NoSuchProcess:
+                continue
+        return count
+
+    def estimated_seconds(self) -> dict[str, float]:
+        """Seconds of training on one thread per missing trial: from rows of the same model, or by timing three steps.
+
+        A trial that stops early takes less.
+        """
+        known: dict[str, float] = {}
+        for trial in self.grid.trials:
+            row = self.results.rows.get(trial.digest, {})
+            if row.get("steps") and row.get("seconds"):
+                known.setdefault(_cost_key(trial), row["seconds"] / row["steps"])
+        out = {}
+        for trial in self.missing:
+            key = _cost_key(trial)
+            if key not in known:
+                known[key] = seconds_per_step(trial)
+            out[trial.digest] = known[key] * trial.config.train.steps
+        return out
+
+
+def _cost_key(trial: Trial) -> str:
+    """What the time of a step depends on: the model, the task and the batch."""
+    return repr((trial.config.model, trial.config.task, trial.config.train.batch_size))
+
+
+def seconds_per_step(trial: Trial, steps: int = 3) -> float:
+    """The time of a training step on one thread, the fastest of a few after one to warm up."""
+    import torch
+
+    from circuitscope.models.hooked_lm import HookedLM
+    from circuitscope.training.optimizer import make_optimizer
+
+    config, threads = trial.config, torch.get_num_threads()
+    torch.set_num_threads(config.train.threads or 1)
+    try:
+        model = HookedLM(config.model, seed=0).train()
+        optimizer = make_optimizer(model, config.train)
+        taken = []
+        for step in range(steps + 1):
+            began = time.perf_counter()
+            loss, _ = config.task.loss(model, config.task.batch(step, size=config.train.batch_size))
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            taken.append(time.perf_counter() - began)
+        return min(taken[1:])
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,179 @@
+"""One trial: trains its run, or goes on with it, evaluates it on test examples, measures it, and makes its row.
+
+A trial leaves its row in RUN/trial.json when it ends, so that nothing is lost if the sweep that started it is gone.
+A run that is finished already is not trained again.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from circuitscope import __version__
+from circuitscope.errors import RunFailed, UserError
+from circuitscope.progress import Progress
+from circuitscope.runs.run import Run
+from circuitscope.runs.store import write_text
+from circuitscope.sweeps.grid import Trial
+from circuitscope.sweeps.measures import MEASURES, check_measures
+from circuitscope.sweeps.results import Row
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TEST_EXAMPLES = 3000
+_BATCH = 250  # test examples at a time
+_REACHED = (0.5, 0.9, 0.95, 0.99)
+
+
+def run_trial(
+    trial: Trial,
+    folder: Path,
+    *,
+    measure: Sequence[str] = (),
+    fractions: Sequence[float] = (),
+    progress: Progress | None = None,
+) -> Row:
+    """Brings a trial to its end in FOLDER/DIGEST and returns its row; see `ResultsTable` for where rows are kept.
+
+    Raises:
+        Interrupted: a signal stopped the training; the run goes on from there the next time.
+    """
+    check_measures(measure)
+    run, message = _trained(trial, folder, progress)
+    state = run.status.get("state", "failed")
+    row: Row = {"digest": trial.digest, **trial.values, "state": state}
+    if state in ("finished", "diverged"):
+        row |= numbers_of(run, fractions)
+    if state == "finished":
+        row |= on_test_examples(run)
+        for name in measure:
+            row |= MEASURES[name].columns(run)
+        row["measured"] = " ".join(measure)
+    row |= {"message": message, "version": __version__}
+    write_text(run.path / "trial.json", json.dumps(row, indent=1, default=str) + "\n")
+    return row
+
+
+def _trained(trial: Trial, folder: Path, progress: Progress | None) -> tuple[Run, str]:
+    """The run of a trial, trained as far as it goes, and why it ended early."""
+    from circuitscope.training import trainer
+
+    path = folder / trial.digest
+    try:
+        if not (path / "config.yaml").exists():
+            return trainer.train(trial.config, root=folder, name=trial.digest, progress=progress), ""
+        run = Run(path)
+        if run.digest != trial.digest:
+            raise UserError(f"{path} holds another run: its digest is {run.digest}; move it away")
+        if run.status.get("state") in ("finished", "diverged"):
+            return run, str(run.status.get("message", ""))
+        return trainer.resume(run, progress=progress), ""
+    except RunFailed as error:  # diverged, or the disk is full
+        return Run(path), str(error)
+
+
+def numbers_of(run: Run, fractions: Sequence[float] = ()) -> Row:
+    """What the run's log says: steps, time, cost, best and last validation, first steps at 50, 90, 95 and 99%."""
+    import torch
+
+    from circuitscope.models.accounting import parameters, training_flops_per_token
+    from circuitscope.models.hooked_lm import HookedLM
+
+    metric, rows = run.config.task.metric, run.metrics
+    with torch.device("meta"):
+        model = HookedLM(run.config.model)
+    tokens = int(rows.tokens.max()) if len(rows) else 0
+    out: Row = {
+        "steps": int(run.status.get("step", 0)),
+        "seconds": round(float(rows.seconds.max()), 1) if len(rows) else 0.0,
+        "tokens": tokens,
+        "flops": float(tokens * training_flops_per_token(model, run.config.task.max_length)),
+        "parameters": parameters(model).total,
+    }
+    held = _held_out(run)
+    if not len(held):
+        return out
+    best = held.iloc[int(held[metric].argmax())]
+    out |= {
+        f"best_validation_{metric}": float(best[metric]),
+        "best_validation_loss": float(held.loss.min()),
+        "best_step": int(best.step),
+        f"last_validation_{metric}": float(held[metric].iloc[-1]),
+        "last_validation_loss": float(held.loss.iloc[-1]),
+    }
+    train = rows[rows.split == "train"]
+    if len(train):
+        out[f"last_train_{metric}"] = float(train[metric].tail(10).mean())
+    for share in _REACHED if metric == "accuracy" else ():
+        reached = held[held[metric] >= share]
+        out[f"step_{share * 100:.0f}"] = int(reached.step.iloc[0]) if len(reached) else math.nan
+    for fraction in fractions:
+        budget = fraction * run.config.train.steps
+        out[f"{metric}_at_{fraction:g}"] = float(held[held.step <= budget][metric].max())
+    return out
+
+
+def on_test_examples(run: Run) -> Row:
+    """Loss and metric on 3,000 test examples, with the last checkpoint and with the one that validation likes best."""
+    metric, out, seen = run.config.task.metric, {}, {}
+    for which, step in (("last", run.steps[-1]), ("best", best_checkpoint(run))):
+        if step not in seen:
+            seen[step] = evaluated(run, step)
+        out[f"{which}_test_{metric}"], out[f"{which}_test_loss"] = seen[step]
+    return {**out, "best_checkpoint": best_checkpoint(run)}
+
+
+def best_checkpoint(run: Run) -> int:
+    """The saved step with the highest validation metric; the last one where no evaluation fell on a checkpoint."""
+    held = _held_out(run)
+    saved = held[held.step.isin(run.steps)]
+    return int(saved.step.iloc[int(saved[run.config.task.metric].argmax())]) if len(saved) else run.steps[-1]
+
+
+def evaluated(run: Run, step: int, examples: int = TEST_EXAMPLES) -> tuple[float, float]:
+    """Metric and loss of a checkpoint on examples of the test split."""
+    import torch
+
+    task, model = run.config.task, run.load(step)
+    sums, seen = [0.0, 0.0], 0
+    with torch.no_grad():
+        for number in range(math.ceil(examples / _BATCH)):
+            size = min(_BATCH, examples - seen)
+            batch = task.batch(number, split="test", size=_BATCH, seed=run.config.train.batch_seed)
+            loss, metric = task.evaluate(model, batch.part(slice(0, size)))
+            sums = [sums[0] + metric * size, sums[1] + loss * size]
+            seen += size
+    return sums[0] / seen, sums[1] / seen
+
+
+def curves_of(run: Run) -> list[Row]:
+    """Validation loss and metric, and the training loss, at the steps of the evaluations."""
+    metric, rows = run.config.task.metric, run.metrics
+    held = _held_out(run)
+    logged = rows[rows.split == "train"] if len(rows) else rows
+    train = dict(zip(logged.step, logged.loss, strict=True)) if len(logged) else {}
+    return [
+        {
+            "step": int(row["step"]),
+            "loss": float(f"{row['loss']:.5g}"),
+            metric: float(f"{row[metric]:.5g}"),
+            "train_loss": float(f"{train.get(row['step'], math.nan):.5g}"),
+        }
+        for row in held.to_dict("records")
+    ]
+
+
+def saved_row(run: Run) -> Row | None:
+    """The row that a trial left in its run, if it came to its end."""
+    try:
+        data: Any = json.loads((run.path / "trial.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) and data.get("digest") == run.digest else None
+
+
+def _held_out(run: Run) -> "pd.DataFrame":
+    rows = run.metrics
+    return rows[rows.split == "validation"] if len(rows) else rows

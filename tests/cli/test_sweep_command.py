@@ -1,0 +1,79 @@
+"""`circuitscope sweep` and `circuitscope runs` on the command line."""
+
+import pytest
+import yaml
+
+TRAIN = {"steps": 4, "batch_size": 8, "eval_every": 2, "eval_batches": 1, "eval_batch_size": 8}
+BASE = {"model": {"d_model": 8, "n_layers": 1}, "task": {"length": 16, "pairs": 2, "vocab_size": 64}, "train": TRAIN}
+
+
+@pytest.fixture
+def circuitscope(monkeypatch, capsys, tmp_path):
+    """Runs the program in this process, in a folder with a grid of two tiny trials."""
+    import sys
+
+    from circuitscope.cli import main as program
+
+    grid = {"base": BASE, "axes": {"train.seed": {"seeds": 2}}}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(grid))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CIRCUITSCOPE_RUNS", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["circuitscope", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            program.main()
+        printed = capsys.readouterr()
+        return stop.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_a_dry_run_lists_trials_with_an_estimate_and_trains_nothing(circuitscope, tmp_path):
+    code, out, _ = circuitscope("sweep", "tiny.yaml", "--dry-run")
+    assert code == 0
+    assert "2 trials, 0 done; the rest takes about" in out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_trials_by_digest_leave_rows_that_the_sweep_collects(circuitscope):
+    from circuitscope.sweeps.grid import read_grid
+
+    for trial in read_grid("tiny.yaml").trials:
+        code, out, _ = circuitscope("sweep", "tiny.yaml", "--trial", trial.digest)
+        assert code == 0
+        assert f"seed={trial.values['train.seed']}: finished, test accuracy" in out
+    code, out, _ = circuitscope("sweep", "tiny.yaml")
+    assert code == 0
+    assert "2 trials, 2 done before, 2 of them from runs that had ended" in out
+    assert "2 of 2 trials done; runs/tiny/results.csv" in out
+    code, out, _ = circuitscope("runs", "--sweep", "tiny")
+    assert code == 0
+    assert out.count("finished") == 2
+    code, out, err = circuitscope("runs")
+    assert code == 2
+    assert "no runs in runs; sweeps: tiny" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["sweep", "nothing.yaml"], "no grid: nothing.yaml does not exist"),
+        (["sweep", "tiny.yaml", "--trial", "abc"], "unknown trial 'abc'"),
+        (["sweep", "tiny.yaml", "--pause", "--dry-run"], "give one of"),
+        (["sweep", "tiny.yaml", "--jobs", "0"], "jobs"),
+        (["runs", "--sweep", "tinny"], "unknown sweep 'tinny'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(circuitscope, arguments, says):
+    code, _, err = circuitscope(*arguments)
+    assert code == 2
+    assert says in err
+    assert len(err.splitlines()) == 1
+
+
+def test_pausing_what_does_not_run_says_so(circuitscope):
+    code, _, err = circuitscope("sweep", "tiny.yaml", "--pause")
+    assert code == 1
+    assert "no sweep is running" in err

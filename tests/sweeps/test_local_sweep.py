@@ -1,0 +1,241 @@
+"""A sweep on this machine: real worker processes train, die, stop and go on, and every trial is trained once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import yaml
+
+from circuitscope.errors import UserError
+from circuitscope.runs.run import Run
+from circuitscope.sweeps.executor import run_job
+from circuitscope.sweeps.local import LocalExecutor
+from circuitscope.sweeps.sweep import Sweep
+from circuitscope.sweeps.trial import run_trial
+from circuitscope.training import trainer
+
+TRAIN = {
+    "steps": 12,
+    "batch_size": 8,
+    "eval_every": 4,
+    "eval_batches": 2,
+    "eval_batch_size": 8,
+    "save_every": 4,
+    "resume_every": 4,
+    "log_every": 2,
+}
+TASK = {"length": 16, "pairs": 2, "vocab_size": 64}
+
+
+class Quiet:
+    """Remembers which trials were started and how far they came."""
+
+    def __init__(self):
+        self.starts, self.moves = [], []
+
+    def started(self, digest):
+        self.starts.append(digest)
+
+    def moved(self, news):
+        self.moves.append(news)
+
+    def said(self, digest, line):
+        pass
+
+
+def write_grid(folder: Path, train=None, **parts) -> Path:
+    """A grid of tiny trials in a folder of its own."""
+    base = {"model": {"d_model": 8, "n_layers": 1}, "task": TASK, "train": {**TRAIN, **(train or {})}}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "grid.yaml").write_text(yaml.safe_dump({"base": base, **parts}))
+    return folder
+
+
+@pytest.fixture
+def small(tmp_path) -> Path:
+    return write_grid(tmp_path / "small", axes={"train.lr": [1e-3, 1e-2], "train.seed": [5]}, fractions=[0.5])
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    return run.checkpoints.load(run.steps[-1])
+
+
+@pytest.mark.slow
+def test_trials_run_in_workers_and_equal_runs_of_their_own(small, tmp_path):
+    found, watch = Sweep.open(small, tmp_path / "runs"), Quiet()
+    rows = list(found.go(LocalExecutor(2), watch))
+    assert [row["state"] for row in rows] == ["finished", "finished"]
+    assert set(watch.starts) == {trial.digest for trial in found.grid.trials}
+    assert {move.digest for move in watch.moves} == set(watch.starts)
+    for trial in found.grid.trials:
+        alone = trainer.train(trial.config, root=tmp_path / "alone")
+        mine, theirs = weights(alone), weights(Run(found.runs / trial.digest))
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    row = found.results.rows[found.grid.trials[0].digest]
+    assert {"steps", "seconds", "tokens", "flops", "best_test_accuracy", "last_test_loss", "accuracy_at_0.5"} <= set(
+        row
+    )
+    assert row["steps"] == 12
+    assert [point["step"] for point in found.results.curves[row["digest"]]] == [0, 4, 8, 12]
+    assert not found.missing
+
+
+def test_what_stands_in_the_table_is_not_trained_again_even_without_runs(small, tmp_path):
+    first = Sweep.open(small, tmp_path / "runs")
+    for trial in first.grid.trials:
+        first._add(run_trial(trial, first.runs))
+
+    def nobody(jobs, watch):
+        assert not jobs
+        return iter(())
+
+    clone = Sweep.open(small, tmp_path / "nothing here")
+    assert list(clone.go(lambda jobs, watch: (_ for _ in nobody(jobs, watch)), Quiet())) == []
+    assert clone.missing == []
+
+
+def test_a_new_value_on_an_axis_adds_trials_and_keeps_rows(small, tmp_path):
+    first = Sweep.open(small, tmp_path / "runs")
+    for trial in first.grid.trials:
+        first._add(run_trial(trial, first.runs))
+    write_grid(small, axes={"train.lr": [1e-3, 3e-3], "train.seed": [5]})
+    more = Sweep.open(small, tmp_path / "runs")
+    assert [trial.values["train.lr"] for trial in more.missing] == [3e-3]
+    assert len(more.results.rows) == 2
+
+
+def test_rows_that_trials_left_behind_are_collected(small, tmp_path):
+    first = Sweep.open(small, tmp_path / "runs")
+    run_trial(first.grid.trials[0], first.runs)
+    again = Sweep.open(small, tmp_path / "runs")
+    assert again.collect() == 1
+    assert len(again.missing) == 1
+
+
+def test_a_trial_goes_on_from_its_resume_point(small, tmp_path, monkeypatch):
+    found = Sweep.open(small, tmp_path / "runs")
+    trial = found.grid.trials[0]
+
+    def stop(self, measure=False, plain=trainer.Trainer.update):
+        if self.step == 6:
+            raise KeyboardInterrupt
+        return plain(self, measure)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.Trainer, "update", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run_trial(trial, found.runs)
+    assert Run(found.runs / trial.digest).status["state"] == "failed"
+    assert run_trial(trial, found.runs)["state"] == "finished"
+    alone = trainer.train(trial.config, root=tmp_path / "alone")
+    mine, theirs = weights(alone), weights(Run(found.runs / trial.digest))
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_trial_that_diverges_is_recorded_and_counts_as_done(tmp_path):
+    folder = write_grid(tmp_path / "wild", train={"clip": None}, axes={"train.lr": [1e30]})
+    found = Sweep.open(folder, tmp_path / "runs")
+    row = run_trial(found.grid.trials[0], found.runs)
+    assert row["state"] == "diverged"
+    assert "diverged" in row["message"]
+    found._add(row)
+    assert not Sweep.open(folder, tmp_path / "runs").missing
+
+
+def test_a_trial_that_fails_says_why_and_is_tried_again(small, tmp_path):
+    from circuitscope.sweeps.executor import Job
+
+    found = Sweep.open(small, tmp_path / "runs")
+    (tmp_path / "runs").write_text("in the way")
+    row = run_job(Job.of(found.grid.trials[0], found.grid, found.runs))
+    assert row["state"] == "failed"
+    assert "cannot create a run" in row["message"]
+    found.results.add(row, [])
+    assert len(Sweep.open(small, tmp_path / "other").missing) == 2
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_replaced_and_its_trial_goes_on(tmp_path):
+    folder = write_grid(tmp_path / "long", train={"steps": 400}, axes={"train.seed": [0]})
+    found, watch = Sweep.open(folder, tmp_path / "runs"), Quiet()
+    executor = LocalExecutor(1, pids=found.pids)
+
+    def kill_once():
+        while not any(move.step > 40 for move in watch.moves):
+            time.sleep(0.05)
+        os.kill(json.loads(found.pids.read_text())[0], signal.SIGKILL)
+
+    threading.Thread(target=kill_once, daemon=True).start()
+    (row,) = list(found.go(executor, watch))
+    assert row["state"] == "finished"
+    assert len(watch.starts) == 2
+    alone = trainer.train(found.grid.trials[0].config, root=tmp_path / "alone")
+    mine, theirs = weights(alone), weights(Run(found.runs / row["digest"]))
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_the_sweep_within_seconds_and_the_same_command_goes_on(tmp_path):
+    folder = write_grid(tmp_path / "long", train={"steps": 300}, axes={"train.seed": [0, 1, 2]})
+    command = [sys.executable, "-c", "from circuitscope.cli.main import main; main()", "sweep", str(folder)]
+    command += ["--runs", str(tmp_path / "runs"), "--jobs", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    metrics = tmp_path / "runs/long"
+    until = time.monotonic() + 120
+    while not list(metrics.glob("*/metrics.jsonl")) and time.monotonic() < until:
+        time.sleep(0.05)
+    workers = json.loads((metrics / ".workers.json").read_text())
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert time.monotonic() - began < 20
+    assert not any(psutil.pid_exists(pid) for pid in workers)
+    assert "the same command goes on" in said
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "3 of 3 trials done" in done.stdout
+    rows = Sweep.open(folder, tmp_path / "runs").results.rows.values()
+    assert [row["state"] for row in rows] == ["finished"] * 3
+
+
+def test_after_the_minutes_given_nothing_new_is_started(small, tmp_path):
+    found, watch = Sweep.open(small, tmp_path / "runs"), Quiet()
+    assert list(found.go(LocalExecutor(1, minutes=0), watch)) == []
+    assert watch.starts == []
+    assert len(found.missing) == 2
+
+
+def test_a_second_sweep_of_the_same_grid_is_refused(small, tmp_path):
+    one, two = (Sweep.open(small, tmp_path / "runs") for _ in "ab")
+    with one._alone(), pytest.raises(UserError, match="running already"):
+        list(two.go(LocalExecutor(1), Quiet()))
+
+
+def test_pause_holds_a_worker_still_and_nothing_else(small, tmp_path):
+    found = Sweep.open(small, tmp_path / "runs")
+    found.runs.mkdir(parents=True)
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)", "circuitscope.sweeps.worker"]
+    worker, stranger = subprocess.Popen(sleeper), subprocess.Popen(sleeper[:-1])
+    try:
+        found.pids.write_text(json.dumps([worker.pid, stranger.pid]))
+        assert found.hold(still=True) == 1
+        time.sleep(0.2)
+        assert psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED
+        assert psutil.Process(stranger.pid).status() != psutil.STATUS_STOPPED
+        assert found.hold(still=False) == 1
+        time.sleep(0.2)
+        assert psutil.Process(worker.pid).status() != psutil.STATUS_STOPPED
+    finally:
+        worker.kill()
+        stranger.kill()
+        worker.wait()
+        stranger.wait()
