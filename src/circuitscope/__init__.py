@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from circuitscope.errors import UserError as UserError
     from circuitscope.models import model as model
     from circuitscope.models.hooked_lm import HookedLM as HookedLM
-    from circuitscope.models.mixing_matrix import phi as phi
-    from circuitscope.models.mixing_matrix import phi_chunks as phi_chunks
+    from circuitscope.analysis.reading.mixing_matrix import phi as phi
+    from circuitscope.analysis.reading.mixing_matrix import phi_chunks as phi_chunks
     from circuitscope.runs.run import Run as Run
     from circuitscope.runs.run import newest_run as newest_run
     from circuitscope.tasks import Batch as Batch
@@ -44,8 +44,8 @@ _PUBLIC = {
     "analyze": "analysis.checkpoints.runner",
     "model": "models",
     "newest_run": "runs.run",
-    "phi": "models.mixing_matrix",
-    "phi_chunks": "models.mixing_matrix",
+    "phi": "analysis.reading.mixing_matrix",
+    "phi_chunks": "analysis.reading.mixing_matrix",
     "report": "viz.report",
     "resume": "api",
     "task": "tasks",

@@ -16,6 +16,8 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
+_END = 1 << 16  # bytes of the file in which to look for the last row
+
 
 class MetricsLog:
     """Appends rows, and hands each to the operating system at once."""
@@ -54,6 +56,26 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
         elif "step" in row:
             rows.append(row)
     return rows
+
+
+def last_step(run: Path) -> int | None:
+    """The step of the last row, from the end of the file alone; None where there is no whole row yet."""
+    try:
+        with open(run / "metrics.jsonl", "rb") as file:
+            file.seek(0, 2)
+            start = max(0, file.tell() - _END)
+            file.seek(start)
+            lines = file.read().split(b"\n")[1 if start else 0 : -1]  # an incomplete line may be at either end
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(step := row.get("step", row.get("resumed_from")), int):
+            return max(0, step)
+    return None
 
 
 def _ends_in_mid_line(path: Path) -> bool:

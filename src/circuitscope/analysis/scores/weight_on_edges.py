@@ -84,9 +84,11 @@ def row_mass(matrix: Matrix) -> Float[Tensor, "batch head dest"]:
     return torch.where(mass > 0, mass, torch.ones_like(mass))
 
 
-def previous_token_score(matrix: Matrix, weighting: Weighting | None = None) -> PerSequence:
-    """Mean over i ≥ 1 of M[i, i − 1]."""
-    return score(matrix, "previous_token", None, weighting)
+def previous_token_score(
+    matrix: Matrix, layout: Layout | None = None, weighting: Weighting | None = None
+) -> PerSequence:
+    """Mean over i ≥ 1 of M[i, i − 1]; the layout, which the other scores need, makes no difference."""
+    return score(matrix, "previous_token", layout, weighting)
 
 
 def induction_score(matrix: Matrix, layout: Layout, weighting: Weighting | None = None) -> PerSequence:
