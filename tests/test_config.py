@@ -454,3 +454,10 @@ def test_a_model_too_large_for_any_machine_is_bad_input(options):
     with pytest.raises(cs.UserError) as error:
         cs.HookedLM(RunConfig.build(**options).model)
     assert "\n" not in str(error.value)
+
+
+def test_a_model_in_the_place_of_a_config_file_is_named():
+    from circuitscope.api import train
+
+    with pytest.raises(cs.UserError, match=r'for a model of that name: train\(model="mamba"\)'):
+        train("mamba")

@@ -49,9 +49,12 @@ def unknown(kind: str, name: object, valid: Iterable[str], elsewhere: Iterable[s
 
 
 def _meant(name: str, valid: list[str]) -> str | None:
-    """A valid name that ends in the same word as a dotted name or, if there is none, in a word of the same meaning."""
+    """A valid name that ends in the same word as a dotted name or, if there is none, in a word of the same meaning.
+
+    "hook_phi" is a word of the same meaning as "phi".
+    """
     last = name.rpartition(".")[2]
-    for word in (last, _MEANS.get(last.lower())):
+    for word in (last, f"hook_{last}", _MEANS.get(last.lower())):
         found = [v for v in valid if v.rpartition(".")[2] == word]
         if found:
             return difflib.get_close_matches(name, found, n=1, cutoff=0)[0]
@@ -69,7 +72,7 @@ def described(value: object) -> str:
 def shown(value: object, most: int = 80) -> str:
     """A value as one short line."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split())
     except (ValueError, RecursionError):  # an integer of thousands of digits
         text = f"a very large {type(value).__name__}"
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -80,7 +80,11 @@ class Cache(ActivationCache):
         if isinstance(key, str):
             name = get_act_name(key)
         else:
-            short, layer, *rest = key
+            short, layer, *rest = key if isinstance(key, tuple) and len(key) > 1 else ("", "")
+            if not isinstance(layer, Integral | None):
+                raise UserError(
+                    f'expected the name of a hook, or a short name and a layer such as ("phi", 0), got {shown(key)}'
+                )
             if layer is not None and layer < 0:
                 layer += self.model.cfg.n_layers
             name = get_act_name(short, layer, *rest)
@@ -102,6 +106,9 @@ class Cache(ActivationCache):
             return UserError(f"{name} is large and made on demand: add a names_filter, as in {again}")
         if name in self.model.hook_dict:
             return UserError(f"the cache does not hold {name}, which its names_filter left out; use {again}")
+        phi = re.sub(r"attn\.hook_(pattern|attn_scores)$", "mixer.hook_phi", name)
+        if phi != name and phi in self.model.hook_dict:
+            return UserError(f"there is no {name}, because this layer is not attention; ask for {phi}")
         if name.rsplit(".", 1)[-1] in ("hook_mlp_out", "hook_resid_mid"):
             return UserError(f"there is no {name}, because this model has no MLP")
         return unknown("activation", name, self.cache_dict)

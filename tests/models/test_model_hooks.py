@@ -148,6 +148,17 @@ def test_what_is_made_on_demand_is_said_to_need_a_filter():
     torch.testing.assert_close(cache["phi", 0], cs.phi(mamba, TOKENS, 0))
 
 
+def test_a_key_that_names_no_activation_is_refused_in_one_line(model):
+    _, cache = model.run_with_cache(TOKENS)
+    for key in (0, ("phi",), ("phi", "0"), None):
+        with pytest.raises(cs.UserError, match=r'^expected the name of a hook, or a short name and a layer such as \("phi'):
+            cache[key]
+    with pytest.raises(cs.UserError, match=r"no blocks\.0\.attn\.hook_pattern.*ask for blocks\.0\.mixer\.hook_phi"):
+        build_mixer("mamba").run_with_cache(TOKENS)[1]["pattern", 0]
+    with pytest.raises(cs.UserError, match=r"unknown hook 'phi'; did you mean 'blocks\.\d\.mixer\.hook_phi'"):
+        model.run_with_cache(TOKENS, names_filter="phi")
+
+
 @pytest.mark.parametrize("name", ["attention", "mamba", "mamba2", "deltanet", "hyena", "lstm"])
 def test_every_mixer_answers_to_the_names_of_attention(name):
     model = build_mixer(name)

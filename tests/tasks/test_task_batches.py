@@ -197,6 +197,23 @@ def test_what_is_no_task_is_refused_in_one_line(given):
         cs.task(given)
 
 
+def test_a_batch_moves_to_another_device_and_its_layout_stays():
+    batch = small("mqar").batch(0, size=2)
+    moved = batch.to("meta")
+    assert (moved.tokens.device.type, moved.labels.device.type) == ("meta", "meta")
+    assert moved.layout is batch.layout
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_a_split_in_the_place_of_the_step_is_refused_in_one_line():
+    task = small("mqar")
+    assert same(task.batch(size=3), task.batch(0, size=3))
+    assert same(task.batch(np.int64(2), size=3), task.batch(2, size=3))
+    for arguments in (("test",), (0.5,)):
+        with pytest.raises(cs.UserError, match=r"^batch: step is a whole number, got .*; give the split as split=…$"):
+            task.batch(*arguments)
+
+
 @names
 def test_a_batch_and_its_layout_show_themselves_in_one_line(name):
     batch = small(name).batch(0, size=5)

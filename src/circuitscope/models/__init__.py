@@ -29,15 +29,18 @@ def names() -> list[str]:
     return list(PRESETS)
 
 
-def model(name: str = "attention", /, *, seed: int = 0, **options: Any) -> "HookedLM":
-    """Builds a freshly initialized model by name.
+def model(name: Any = "attention", /, *, seed: int = 0, **options: Any) -> "HookedLM":
+    """Builds a freshly initialized model by name, or from a config such as `run.config.model`.
 
     Options are fields of the model's config (`d_model`, `n_layers`, `positions` …) or of its mixers
     (`n_heads` …). An option of mixers is set on every mixer that has it.
     """
     from circuitscope.models.hooked_lm import HookedLM
 
-    fields = expand_preset({"preset": name, "n_layers": options.pop("n_layers", None)})
+    if isinstance(name, ModelConfig):
+        fields = name.model_dump(mode="json")
+    else:
+        fields = expand_preset({"preset": name, "n_layers": options.pop("n_layers", None)})
     specs = [mixers.as_mapping(m) for m in fields["mixers"]]
     own = {field for spec in specs for field in mixers.config_class(spec["name"]).model_fields} - {"name"}
     for key, value in options.items():

@@ -73,10 +73,10 @@ class Layout:
     def __repr__(self) -> str:
         n, length = self.roles.shape
         parts = [f"{n} sequences of {length} positions"]
-        if self.key_pos is not None:
-            parts.append(f"{self.key_pos.shape[1]} pairs")
-        if self.query_pos is not None:
-            parts.append(f"{self.query_pos.shape[1]} queries")
+        for positions, one, several in ((self.key_pos, "pair", "pairs"), (self.query_pos, "query", "queries")):
+            if positions is not None:
+                count = positions.shape[1]
+                parts.append(f"{count} {one if count == 1 else several}")
         if self.period is not None:
             parts.append(f"period {self.period}")
         roles = ", ".join(Role(number).name for number in self.roles.unique().tolist())
@@ -100,6 +100,10 @@ class Batch:
     def part(self, rows: Rows) -> "Batch":
         """Some of the examples, given as a slice or as a tensor of row numbers, with their part of the layout."""
         return Batch(self.tokens[rows], self.labels[rows], self.layout.part(rows))
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The batch with its tokens and labels on a device; its layout stays on the CPU, where analyses read it."""
+        return replace(self, tokens=self.tokens.to(device), labels=self.labels.to(device))
 
     def __len__(self) -> int:
         return len(self.tokens)

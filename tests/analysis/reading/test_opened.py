@@ -301,3 +301,20 @@ def test_a_module_without_hooks_is_refused_in_one_line():
     ):
         with pytest.raises(cs.UserError, match=r"^expected a HookedLM or another model with TransformerLens's hooks"):
             ask(nn.Linear(2, 2))
+
+
+def test_what_analyses_return_shows_itself_in_one_line():
+    model, mamba = attention(), KINDS["mamba"]()
+    batch = cs.task("mqar", length=16, pairs=2, vocab_size=64).batch(0, split="test", size=4)
+    for found in (
+        next(matrices(model, TOKENS)),
+        mamba.reading(TOKENS, 0),
+        cs.analysis.named_edges("recall", batch.layout),
+        cs.analysis.layer_decay(mamba, TOKENS, -1),
+        cs.analysis.transition_product(mamba, TOKENS, 0),
+        cs.analysis.gradient_reach(model, TOKENS[0], 0),
+        find_circuit(model, batch),
+    ):
+        assert "tensor(" not in repr(found)
+        assert "\n" not in repr(found)
+        assert len(repr(found)) < 400, repr(found)

@@ -169,3 +169,11 @@ def test_bad_input_is_one_clear_line(call, says):
     with pytest.raises(UserError, match=says) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_an_array_is_a_matrix_and_a_model_is_none():
+    matrix = uniform(len(MQAR.tokens), MQAR.tokens.shape[1])
+    assert torch.equal(recall_score(matrix.numpy(), MQAR.layout), recall_score(matrix, MQAR.layout))
+    with pytest.raises(UserError, match=r"^a mixing matrix is \[batch, head, dest, src\], got 'attention'$"):
+        recall_score("attention", MQAR.layout)
