@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from circuitscope import tasks as tasks
     from circuitscope.analysis.checkpoints.runner import analyze as analyze
     from circuitscope.analysis.probes.over_run import probe as probe
+    from circuitscope.analysis.reading.mixing_matrix import phi as phi
+    from circuitscope.analysis.reading.mixing_matrix import phi_chunks as phi_chunks
     from circuitscope.api import resume as resume
     from circuitscope.api import train as train
     from circuitscope.config import RunConfig as RunConfig
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from circuitscope.errors import UserError as UserError
     from circuitscope.models import model as model
     from circuitscope.models.hooked_lm import HookedLM as HookedLM
-    from circuitscope.analysis.reading.mixing_matrix import phi as phi
-    from circuitscope.analysis.reading.mixing_matrix import phi_chunks as phi_chunks
     from circuitscope.runs.run import Run as Run
     from circuitscope.runs.run import newest_run as newest_run
     from circuitscope.tasks import Batch as Batch

@@ -8,9 +8,7 @@ from pydantic import BaseModel, ValidationError
 from circuitscope.errors import UserError, shown, unknown
 
 
-def explain(
-    error: ValidationError, model: type[BaseModel], at: str = "", elsewhere: Iterable[str] = ()
-) -> UserError:
+def explain(error: ValidationError, model: type[BaseModel], at: str = "", elsewhere: Iterable[str] = ()) -> UserError:
     """The first thing that is wrong, by its dotted path; unknown keys with the nearest valid one.
 
     Args:

@@ -151,7 +151,9 @@ def test_what_is_made_on_demand_is_said_to_need_a_filter():
 def test_a_key_that_names_no_activation_is_refused_in_one_line(model):
     _, cache = model.run_with_cache(TOKENS)
     for key in (0, ("phi",), ("phi", "0"), None):
-        with pytest.raises(cs.UserError, match=r'^expected the name of a hook, or a short name and a layer such as \("phi'):
+        with pytest.raises(
+            cs.UserError, match=r'^expected the name of a hook, or a short name and a layer such as \("phi'
+        ):
             cache[key]
     with pytest.raises(cs.UserError, match=r"no blocks\.0\.attn\.hook_pattern.*ask for blocks\.0\.mixer\.hook_phi"):
         build_mixer("mamba").run_with_cache(TOKENS)[1]["pattern", 0]

@@ -101,11 +101,14 @@ def test_another_place_is_refused_in_one_line(at):
         defined(at=at)
 
 
-@pytest.mark.parametrize(("name", "message"), [
-    ("bound-kye+1", "unknown probe 'bound-kye\\+1'; did you mean 'bound-key'"),
-    ("bound-key+one", "unknown probe 'bound-key\\+one'; did you mean 'bound-key'"),
-    ("bound-value-in-state+1", "says itself where it reads, at: before"),
-])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bound-kye+1", "unknown probe 'bound-kye\\+1'; did you mean 'bound-key'"),
+        ("bound-key+one", "unknown probe 'bound-key\\+one'; did you mean 'bound-key'"),
+        ("bound-value-in-state+1", "says itself where it reads, at: before"),
+    ],
+)
 def test_a_name_with_a_plus_that_does_not_fit_is_refused(name, message):
     with pytest.raises(UserError, match=message):
         Definition.load(name)

@@ -76,9 +76,7 @@ def accuracy(model: HookedModel, batch: Batch, hooks: Hooks = ()) -> PerSequence
         return _share_right(model, tokens, labels, hooks)
 
 
-def cut(
-    matrix: Matrix, edges: Edges, *, heads: int | Sequence[int] | None = None, renormalize: bool = False
-) -> Matrix:
+def cut(matrix: Matrix, edges: Edges, *, heads: int | Sequence[int] | None = None, renormalize: bool = False) -> Matrix:
     """A copy of a mixing matrix with M[dest, src] = 0 on the edges, in all heads or in some.
 
     Args:
