@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.rows import Row, Section, alternate, faster, limit
+from circuitscope.analysis.reading.mixing_matrix import phi
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.hooked_lm import HookedLM
-from circuitscope.models.mixing_matrix import phi
 
 _WIDTH, _VOCABULARY = 768, 64
 _LAYER = f"E {2 * _WIDTH}, N 16, batch 1"

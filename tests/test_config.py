@@ -507,3 +507,10 @@ def test_an_old_run_whose_positions_were_ignored_is_read_as_what_it_was():
     data = yaml.safe_load(RunConfig.build("mamba").dump())
     data["model"]["positions"] = "rope"
     assert RunConfig.parse({**data, "schema": 1}).model.positions == "none"
+
+
+def test_a_model_in_the_place_of_a_config_file_is_named():
+    from circuitscope.api import train
+
+    with pytest.raises(cs.UserError, match=r'for a model of that name: train\(model="mamba"\)'):
+        train("mamba")

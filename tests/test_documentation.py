@@ -46,7 +46,13 @@ def snippets(page: Path) -> list[str]:
 
 
 def test_there_are_snippets_to_run():
-    assert {page.name for page in PAGES if snippets(page)} >= {"README.md", "analysis.md", "phases.md", "extending.md"}
+    assert {page.name for page in PAGES if snippets(page)} >= {
+        "README.md",
+        "analysis.md",
+        "phases.md",
+        "extending.md",
+        "your-own-data.md",
+    }
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ The public names below load on first use, so importing the package takes almost 
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from circuitscope import models as models
     from circuitscope import tasks as tasks
     from circuitscope.analysis.checkpoints.runner import analyze as analyze
+    from circuitscope.analysis.probes.over_run import probe as probe
+    from circuitscope.analysis.reading.mixing_matrix import phi as phi
+    from circuitscope.analysis.reading.mixing_matrix import phi_chunks as phi_chunks
     from circuitscope.api import resume as resume
     from circuitscope.api import train as train
     from circuitscope.config import RunConfig as RunConfig
@@ -21,8 +25,6 @@ if TYPE_CHECKING:
     from circuitscope.errors import UserError as UserError
     from circuitscope.models import model as model
     from circuitscope.models.hooked_lm import HookedLM as HookedLM
-    from circuitscope.models.mixing_matrix import phi as phi
-    from circuitscope.models.mixing_matrix import phi_chunks as phi_chunks
     from circuitscope.runs.run import Run as Run
     from circuitscope.runs.run import newest_run as newest_run
     from circuitscope.tasks import Batch as Batch
@@ -44,8 +46,9 @@ _PUBLIC = {
     "analyze": "analysis.checkpoints.runner",
     "model": "models",
     "newest_run": "runs.run",
-    "phi": "models.mixing_matrix",
-    "phi_chunks": "models.mixing_matrix",
+    "probe": "analysis.probes.over_run",
+    "phi": "analysis.reading.mixing_matrix",
+    "phi_chunks": "analysis.reading.mixing_matrix",
     "report": "viz.report",
     "resume": "api",
     "task": "tasks",
@@ -60,8 +63,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"circuitscope.{name}")
     if name in _PUBLIC:
         return getattr(importlib.import_module(f"circuitscope.{_PUBLIC[name]}"), name)
-    raise AttributeError(f"module 'circuitscope' has no attribute '{name}'")
+    # With the name and the module, Python itself adds "Did you mean …?" to the traceback.
+    raise AttributeError(f"module 'circuitscope' has no attribute '{name}'", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*__all__, "__version__"])

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from circuitscope import models
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError
 from circuitscope.progress import Lines, Progress
@@ -34,6 +35,8 @@ def train(
     if config is not None:
         if model is not None or task is not None or options:
             raise UserError("give a config, or a model, a task and options, not both")
+        if isinstance(config, str) and config in models.names():
+            raise UserError(f'a config is a RunConfig or a file; for a model of that name: train(model="{config}")')
         resolved = config if isinstance(config, RunConfig) else RunConfig.load(config)
     else:
         resolved = RunConfig.build(model, task, **options)

@@ -1,5 +1,6 @@
 """Turns pydantic's report on bad input into one line for the user."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -7,14 +8,17 @@ from pydantic import BaseModel, ValidationError
 from circuitscope.errors import UserError, shown, unknown
 
 
-def explain(error: ValidationError, model: type[BaseModel], at: str = "") -> UserError:
-    """The first thing that is wrong, by its dotted path; unknown keys with the nearest valid one."""
+def explain(error: ValidationError, model: type[BaseModel], at: str = "", elsewhere: Iterable[str] = ()) -> UserError:
+    """The first thing that is wrong, by its dotted path; unknown keys with the nearest valid one.
+
+    Args:
+        elsewhere: dotted paths of keys in other parts, any of which may be what was meant.
+    """
     first, *others = error.errors()
     path = ".".join(filter(None, [at, *(" ".join(str(part).split()) for part in first["loc"])]))
     if first["type"] == "extra_forbidden":
-        return unknown(
-            "key", path, [".".join(filter(None, [*path.split(".")[:-1], f])) for f in _fields(model, first["loc"])]
-        )
+        fields = [".".join(filter(None, [*path.split(".")[:-1], f])) for f in _fields(model, first["loc"])]
+        return unknown("key", path, fields, elsewhere)
     message = (
         first["msg"]
         .replace("Input should be", "expected")

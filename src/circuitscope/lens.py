@@ -63,7 +63,7 @@ class HookNames(dict[str, torch.nn.Module]):
 
 
 class Cache(ActivationCache):
-    """TransformerLens's ActivationCache, which here also accepts the alias names of attention hooks."""
+    """TransformerLens's ActivationCache, which here also accepts alias names and short names of mixers' hooks."""
 
     def __init__(self, cache: dict[str, torch.Tensor], model: Any, aliases: dict[str, str], has_batch_dim: bool = True):
         super().__init__(cache, model, has_batch_dim=has_batch_dim)
@@ -80,14 +80,39 @@ class Cache(ActivationCache):
         if isinstance(key, str):
             name = get_act_name(key)
         else:
-            short, layer, *rest = key
+            short, layer, *rest = key if isinstance(key, tuple) and len(key) > 1 else ("", "")
+            if not isinstance(layer, Integral | None):
+                raise UserError(
+                    f'expected the name of a hook, or a short name and a layer such as ("phi", 0), got {shown(key)}'
+                )
             if layer is not None and layer < 0:
                 layer += self.model.cfg.n_layers
             name = get_act_name(short, layer, *rest)
+            name = self._of_mixer(short, layer, name)
         name = self.aliases.get(name, name)
         if name not in self.cache_dict:
-            raise unknown("activation", name, self.cache_dict)
+            raise self._not_here(name)
         return self.cache_dict[name]
+
+    def _of_mixer(self, short: str, layer: int | None, name: str) -> str:
+        """The mixer's hook of that short name where the block itself has none."""
+        of_mixer, hooks = f"blocks.{layer}.mixer.hook_{short}", getattr(self.model, "mod_dict", {})
+        return of_mixer if name not in hooks and of_mixer in hooks else name
+
+    def _not_here(self, name: str) -> UserError:
+        """Why the cache does not hold an activation."""
+        hooks = getattr(self.model, "hook_dict", {})
+        again = f'run_with_cache(tokens, names_filter="{name}")'
+        if name in getattr(self.model, "on_demand", ()):
+            return UserError(f"{name} is large and made on demand: add a names_filter, as in {again}")
+        if name in hooks:
+            return UserError(f"the cache does not hold {name}, which its names_filter left out; use {again}")
+        phi = re.sub(r"attn\.hook_(pattern|attn_scores)$", "mixer.hook_phi", name)
+        if phi != name and phi in hooks:
+            return UserError(f"there is no {name}, because this layer is not attention; ask for {phi}")
+        if name.rsplit(".", 1)[-1] in ("hook_mlp_out", "hook_resid_mid") and "blocks.0.hook_mlp_out" not in hooks:
+            return UserError(f"there is no {name}, because this model has no MLP")
+        return unknown("activation", name, self.cache_dict)
 
 
 def resolve_filter(

@@ -12,10 +12,10 @@ from contract import (
     stream,
 )
 
+from circuitscope.analysis.reading.mixing_matrix import phi
 from circuitscope.mixers.mamba import Mamba, MambaConfig
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.hooked_lm import HookedLM
-from circuitscope.models.mixing_matrix import phi
 
 VARIANTS = {
     "whole": {},

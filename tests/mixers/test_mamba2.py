@@ -12,11 +12,11 @@ from contract import (
     stream,
 )
 
+from circuitscope.analysis.reading.mixing_matrix import phi
 from circuitscope.errors import UserError
 from circuitscope.mixers.mamba2 import Mamba2, Mamba2Config
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.hooked_lm import HookedLM
-from circuitscope.models.mixing_matrix import phi
 
 VARIANTS = {
     "one_head": {"headdim": 32, "d_state": 16},

@@ -152,7 +152,8 @@ def test_the_size_is_that_of_the_models_precision(monkeypatch):
         ({"reduce": "mean_ab"}, "unknown reduction 'mean_ab'; did you mean 'mean_abs'"),
         ({"layer": 1}, "layer must be from 0 to 0, got 1"),
         ({"layer": "0"}, "layer must be from 0 to 0, got '0'"),
-        ({"tokens": TOKENS[0]}, r"tokens must be \[batch, pos\], got shape \[12\]"),
+        ({"tokens": TOKENS.float()}, r"expected token numbers \[batch, pos\].* of shape \[\d+, 12\] and type float32"),
+        ({"tokens": "12 7"}, r"expected token numbers \[batch, pos\], such as batch.tokens, got '12 7'"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
@@ -171,3 +172,12 @@ def test_an_unknown_mixer_names_the_nearest():
         mixers.mixer_config("mamba22")
     with pytest.raises(cs.UserError, match="unknown mixer 'delta_net'; did you mean 'deltanet'"):
         model("delta_net")
+
+
+def test_one_sequence_and_an_array_are_tokens_too():
+    built = model("mamba")
+    whole = cs.phi(built, TOKENS, 0)
+    assert torch.equal(cs.phi(built, TOKENS.numpy(), 0), whole)
+    torch.testing.assert_close(cs.phi(built, TOKENS[0], 0), whole[:1])
+    ((_, first), *_) = cs.phi_chunks(built, TOKENS[0], 0, chunk=2)
+    torch.testing.assert_close(first, whole[:1, :2])

@@ -218,3 +218,10 @@ def test_bad_options_of_a_model_are_one_line(options, said):
 def test_an_unknown_mixer_is_refused_with_the_nearest_name():
     with pytest.raises(cs.UserError, match="did you mean 'attention'"):
         cs.model("atention")
+
+
+def test_a_config_may_stand_for_the_name_of_a_model():
+    built = small(sharp=False)
+    again = cs.model(built.config, seed=3)
+    assert all(torch.equal(p, q) for p, q in zip(built.parameters(), again.parameters(), strict=True))
+    assert cs.model(built.config, d_model=8, n_heads=4).config == small(sharp=False, d_model=8, n_heads=4).config

@@ -19,6 +19,11 @@ def build(**options) -> cs.HookedLM:
     return model.eval()
 
 
+def build_mixer(name: str) -> cs.HookedLM:
+    fits = {"mamba2": {"headdim": 8}}.get(name, {})
+    return cs.model(name, d_model=WIDTH, n_layers=2, vocab_size=VOCAB, max_length=LENGTH, **fits).eval()
+
+
 @pytest.fixture(scope="module")
 def model() -> cs.HookedLM:
     return build()
@@ -125,10 +130,46 @@ def test_a_name_that_is_a_module_but_no_hook_is_refused_as_bad_input(model):
     assert listeners(model) == 0
 
 
-def test_an_activation_that_was_not_cached_is_refused_with_the_nearest_name(model):
+def test_an_activation_that_was_not_cached_is_refused_with_what_to_ask_for(model):
     _, cache = model.run_with_cache(TOKENS, names_filter="blocks.0.mixer.hook_z")
-    with pytest.raises(cs.UserError, match=r"did you mean 'blocks\.0\.mixer\.hook_z'"):
+    with pytest.raises(cs.UserError, match=r"does not hold blocks\.1\.mixer\.hook_z, which its names_filter left out"):
         cache["z", 1]
+    with pytest.raises(cs.UserError, match=r"did you mean 'blocks\.0\.mixer\.hook_z'"):
+        cache["blocks.0.mixer.hook_zz"]
+
+
+def test_what_is_made_on_demand_is_said_to_need_a_filter():
+    mamba = build_mixer("mamba")
+    _, cache = mamba.run_with_cache(TOKENS)
+    for name in ("phi", "state"):
+        with pytest.raises(cs.UserError, match=rf'on demand: add a names_filter.*"blocks\.0\.mixer\.hook_{name}"'):
+            cache[name, 0]
+    _, cache = mamba.run_with_cache(TOKENS, names_filter="blocks.0.mixer.hook_phi")
+    torch.testing.assert_close(cache["phi", 0], cs.phi(mamba, TOKENS, 0))
+
+
+def test_a_key_that_names_no_activation_is_refused_in_one_line(model):
+    _, cache = model.run_with_cache(TOKENS)
+    for key in (0, ("phi",), ("phi", "0"), None):
+        with pytest.raises(
+            cs.UserError, match=r'^expected the name of a hook, or a short name and a layer such as \("phi'
+        ):
+            cache[key]
+    with pytest.raises(cs.UserError, match=r"no blocks\.0\.attn\.hook_pattern.*ask for blocks\.0\.mixer\.hook_phi"):
+        build_mixer("mamba").run_with_cache(TOKENS)[1]["pattern", 0]
+    with pytest.raises(cs.UserError, match=r"unknown hook 'phi'; did you mean 'blocks\.\d\.mixer\.hook_phi'"):
+        model.run_with_cache(TOKENS, names_filter="phi")
+
+
+@pytest.mark.parametrize("name", ["attention", "mamba", "mamba2", "deltanet", "hyena", "lstm"])
+def test_every_mixer_answers_to_the_names_of_attention(name):
+    model = build_mixer(name)
+    logits, cache = model.run_with_cache(TOKENS)
+    assert torch.equal(cache["attn_out", -1], cache["blocks.1.hook_mixer_out"])
+    none = [("blocks.1.hook_attn_out", lambda out, hook: 0 * out)]
+    assert not torch.equal(model.run_with_hooks(TOKENS, fwd_hooks=none), logits)
+    if "blocks.0.mixer.hook_z" in model.hook_dict:
+        assert torch.equal(cache["z", 0], cache["blocks.0.mixer.hook_z"])
 
 
 def test_hooks_leave_nothing_behind_even_when_one_fails(model):
@@ -273,6 +314,43 @@ def test_a_batch_of_one_can_drop_its_batch_dimension(model):
 def test_tokens_may_be_given_as_lists(model):
     assert torch.equal(model.to_tokens(TOKENS.tolist()), TOKENS)
     assert model.to_tokens([1, 2, 3]).shape == (1, 3)
+
+
+@pytest.mark.parametrize("given", [lambda t: t.numpy(), lambda t: t.tolist(), lambda t: t.to(torch.int32)])
+def test_tokens_in_any_form_give_the_same_logits(model, given):
+    assert torch.equal(model(given(TOKENS)), model(TOKENS))
+
+
+def test_one_sequence_is_a_batch_of_one(model):
+    logits, cache = model.run_with_cache(TOKENS[0])
+    assert logits.shape == (1, LENGTH, VOCAB)
+    assert cache["z", 0].shape == (1, LENGTH, HEADS, WIDTH // HEADS)
+    assert torch.equal(model(TOKENS[0]), model(TOKENS[:1]))
+    assert model.reading(TOKENS[0], 1).batch == 1
+    assert {m.matrix.shape[0] for m in cs.analysis.matrices(model, TOKENS[0])} == {1}
+
+
+@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (TOKENS[None], r"expected token numbers \[batch, pos\].* shape \[1, 3, 10\] and type int64"),
+        (TOKENS.float(), r"expected token numbers \[batch, pos\].* type float32"),
+        ("some text", r"expected token numbers \[batch, pos\], such as batch.tokens, got 'some text'"),
+        (TOKENS + 20, r"^token \d\d, but the model has tokens 0 to 22$"),
+        (TOKENS - 23, r"^token -\d+, but the model has tokens 0 to 22$"),
+    ],
+)
+def test_what_is_no_token_is_refused_in_one_line(model, tokens, message):
+    with pytest.raises(cs.UserError, match=message):
+        model(tokens)
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_a_batch_where_tokens_are_meant_is_refused_in_one_line(model):
+    batch = cs.task("mqar", length=8, pairs=1, vocab_size=VOCAB).batch(0, size=2)
+    with pytest.raises(cs.UserError, match=r"^expected token numbers .*, such as batch.tokens, got Batch\("):
+        model(batch)
 
 
 def test_sizes_by_transformer_lens_names_are_those_of_the_model(model):

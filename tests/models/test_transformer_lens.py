@@ -120,6 +120,24 @@ def test_the_other_ready_made_patches_run_and_move_the_metric(patch, model, clea
     assert abs(patched - metric(model(CORRUPTED)).item()).max() > 1e-4
 
 
+@pytest.mark.parametrize("name", ["attention", "mamba", "deltanet", "lstm"])
+def test_blocks_of_every_mixer_are_patched_by_transformer_lens(name):
+    model = cs.model(name, d_model=16, n_layers=LAYERS, vocab_size=23, max_length=LENGTH).double().eval()
+    clean = model.run_with_cache(CLEAN)[1]
+    patched = patching.get_act_patch_block_every(model, CORRUPTED, clean, metric)
+    assert patched.shape == (3, LAYERS, LENGTH)
+    for kind, hook in enumerate(("resid_pre", "mixer_out", "mlp_out")):
+        name, where = f"blocks.1.hook_{hook}", (slice(None), CHANGED)
+        expected = by_hand(model, name, clean[name], where)
+        assert patched[kind, 1, CHANGED].item() == pytest.approx(expected, **close)
+
+
+def test_a_model_without_an_mlp_says_so_where_its_output_is_asked_for():
+    model = cs.model("mamba_bare", d_model=16, n_layers=LAYERS, vocab_size=23).eval()
+    with pytest.raises(cs.UserError, match=r"blocks\.0\.hook_mlp_out.*this model has no MLP"):
+        patching.get_act_patch_block_every(model, CORRUPTED, model.run_with_cache(CLEAN)[1], metric)
+
+
 def test_patching_refuses_a_model_in_training_mode(clean):
     with pytest.raises(Exception, match="eval"):
         patching.get_act_patch_resid_pre(build().train(), CORRUPTED, clean, metric)

@@ -11,9 +11,10 @@ import yaml
 from circuitscope.errors import UserError
 from circuitscope.runs.checkpoints import write_checkpoint
 from circuitscope.runs.damage import RecordWarning
+from circuitscope.runs.metrics import last_step
 from circuitscope.runs.run import Run, create_run, newest_run, runs_in
 from circuitscope.training.trainer import train
-from tiny_run import listing, tiny
+from tiny_run import Listens, listing, tiny
 
 
 def command(monkeypatch, capsys, *argv):
@@ -269,3 +270,69 @@ def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path):
     says = r"mine/.*2\.safetensors does not fit the model of the run's config: \S+ has the shape \d+ × 16 in place of"
     with pytest.raises(UserError, match=says):
         run.load(2)
+
+
+def test_a_step_may_be_text_or_come_from_a_table(tmp_path):
+    run = train(tiny(steps=4, save_every=2), root=tmp_path, name="tiny")
+    weight = run.load(2).embed.weight
+    for step in ("2", 2.0, run.metrics.step[run.metrics.step == 2].iloc[0]):
+        assert (run.load(step).embed.weight == weight).all()
+    for step in ("two", 2.5, True, "2:4"):
+        with pytest.raises(UserError, match=r"^step: expected a whole number, such as 100, got"):
+            run.load(step)
+    with pytest.raises(UserError, match=r"no checkpoint at step 3; nearest: 2"):
+        run.load("3")
+
+
+def test_a_run_gives_batches_of_its_own_task_and_seed(tmp_path):
+    run = create_run(tiny(seed=5), root=tmp_path)
+    held, task = run.batch(), run.config.task
+    assert (held.tokens == task.batch(0, split="test", seed=5).tokens).all()
+    assert len(held) == 64
+    assert (run.batch(3, split="train", size=8).tokens == task.batch(3, split="train", size=8, seed=5).tokens).all()
+    assert not (held.tokens == task.batch(0, split="test", seed=0).tokens).all()
+    with pytest.raises(UserError, match="unknown split 'tset'; did you mean 'test'"):
+        run.batch(split="tset")
+
+
+def test_the_status_of_a_run_in_training_is_as_new_as_its_metrics(tmp_path):
+    class Watches(Listens):
+        def advance(self, step, loss=None, saved=None):
+            seen.append((step, watched[0].status["step"]) if (watched := runs_in(tmp_path)) else None)
+
+    seen = []
+    run = train(tiny(), root=tmp_path, progress=Watches())
+    assert seen == [(step, step) for step in range(2, 13, 2)]
+    assert run.status["state"] == "finished"
+    before = run.status
+    Run(run.path).write_status("stopped", 7)
+    assert (before["state"], run.status["state"], run.status["step"]) == ("finished", "stopped", 7)
+
+
+def test_the_last_step_of_long_metrics_is_found_from_their_end(tmp_path):
+    assert last_step(tmp_path) is None
+    lines = [json.dumps({"step": step, "loss": 0.1, "filling": "x" * 900}) for step in range(200)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 2')
+    assert last_step(tmp_path) == 199
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"resumed_from": 40}', ""]))
+    assert last_step(tmp_path) == 40
+
+
+def test_a_run_shows_itself_in_one_line(tmp_path):
+    run = create_run(tiny(), root=tmp_path, name="mine")
+    assert repr(run) == f"Run('{tmp_path}/mine': attention on mqar, not started, 0 checkpoints)"
+    run.write_status("stopped", 7)
+    assert "stopped at step 7" in repr(run)
+    (run.path / "config.yaml").write_text("model: [")
+    assert "config.yaml cannot be read" in repr(Run(run.path))
+
+
+def test_a_name_alone_is_looked_for_among_the_runs(tmp_path, monkeypatch):
+    create_run(tiny(), root=tmp_path / "there", name="mine")
+    monkeypatch.setenv("CIRCUITSCOPE_RUNS", str(tmp_path / "there"))
+    monkeypatch.chdir(tmp_path)
+    assert Run("mine").path == tmp_path / "there" / "mine"
+    with pytest.raises(UserError, match="unknown run 'mien'; did you mean 'mine'"):
+        Run("mien")
+    monkeypatch.chdir(tmp_path / "there")
+    assert str(Run("mine").path) == "mine"  # a folder of that name comes first

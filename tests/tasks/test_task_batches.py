@@ -181,3 +181,45 @@ def test_a_task_comes_back_from_its_own_description(name):
 def test_a_task_cannot_be_changed_after_it_is_made():
     with pytest.raises(Exception, match="frozen"):
         cs.task("mqar").pairs = 8
+
+
+@names
+def test_a_task_or_its_fields_may_stand_for_its_name(name):
+    task = small(name)
+    assert cs.task(task) == cs.task(task.describe()) == task
+    assert cs.task(task, vocab_size=600) == small(name, vocab_size=600)
+    assert cs.task(task.describe(), examples=7).examples == 7
+
+
+@pytest.mark.parametrize("given", [3, None, ["mqar"]], ids=str)
+def test_what_is_no_task_is_refused_in_one_line(given):
+    with pytest.raises(cs.UserError, match=r"^task: expected a name or a mapping, got .*; names: ar, induction, mqar$"):
+        cs.task(given)
+
+
+def test_a_batch_moves_to_another_device_and_its_layout_stays():
+    batch = small("mqar").batch(0, size=2)
+    moved = batch.to("meta")
+    assert (moved.tokens.device.type, moved.labels.device.type) == ("meta", "meta")
+    assert moved.layout is batch.layout
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_a_split_in_the_place_of_the_step_is_refused_in_one_line():
+    task = small("mqar")
+    assert same(task.batch(size=3), task.batch(0, size=3))
+    assert same(task.batch(np.int64(2), size=3), task.batch(2, size=3))
+    for arguments in (("test",), (0.5,)):
+        with pytest.raises(cs.UserError, match=r"^batch: step is a whole number, got .*; give the split as split=…$"):
+            task.batch(*arguments)
+
+
+@names
+def test_a_batch_and_its_layout_show_themselves_in_one_line(name):
+    batch = small(name).batch(0, size=5)
+    n, length = batch.tokens.shape
+    assert repr(batch.layout).startswith(f"Layout({n} sequences of {length} positions, ")
+    labels = int((batch.labels >= 0).sum())
+    assert repr(batch) == f"Batch(tokens [{n}, {length}], {labels} labels, {batch.layout!r})"
+    assert len(repr(batch)) < 160
+    assert "\n" not in repr(batch)

@@ -79,8 +79,30 @@ def train(
     lr: Annotated[
         float | None, typer.Option(help="Peak learning rate.", rich_help_panel=_OPTIMIZE, show_default="0.001")
     ] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="AdamW's decay of matrices.", rich_help_panel=_OPTIMIZE, show_default="1.0")
+    ] = None,
+    warmup: Annotated[
+        float | None,
+        typer.Option(help="Share of the steps with a rising rate.", rich_help_panel=_OPTIMIZE, show_default="0.1"),
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            help="Rate after the warmup: constant, linear or cosine.",
+            rich_help_panel=_OPTIMIZE,
+            show_default="constant",
+        ),
+    ] = None,
+    clip: Annotated[
+        str | None,
+        typer.Option(help="Largest gradient norm; none: no clipping.", rich_help_panel=_OPTIMIZE, show_default="1.0"),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of weights and examples.", rich_help_panel=_OPTIMIZE, show_default="0")
+    ] = None,
+    eval_every: Annotated[
+        int | None, typer.Option(help="Evaluate every N steps.", rich_help_panel=_OPTIMIZE, show_default="50")
     ] = None,
     early_stop: Annotated[
         float | None,
@@ -90,6 +112,12 @@ def train(
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=_OPTIMIZE, show_default="auto")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="auto (bfloat16 on CUDA), float32 or bfloat16.", rich_help_panel=_OPTIMIZE, show_default="auto"
+        ),
     ] = None,
     threads: Annotated[
         int | None, typer.Option(help="CPU threads.", rich_help_panel=_OPTIMIZE, show_default="torch's choice")
@@ -173,9 +201,15 @@ def train(
         "train.steps": steps,
         "train.batch_size": batch_size,
         "train.lr": lr,
+        "train.weight_decay": weight_decay,
+        "train.warmup": warmup,
+        "train.schedule": schedule,
+        "train.clip": clip,
         "train.seed": seed,
+        "train.eval_every": eval_every,
         "train.early_stop": early_stop,
         "train.device": device,
+        "train.precision": precision,
         "train.threads": threads,
         "train.save_every": save_every,
         "train.save_schedule": save_schedule,
@@ -231,8 +265,9 @@ def _config(path: Path | None, given: dict[str, Any], assign: list[str]) -> "Run
     from circuitscope.config import RunConfig, override, parse_assignments
     from circuitscope.errors import UserError
 
-    if given.get("task.examples") == "none":
-        given["task.examples"] = None
+    for path_to in ("task.examples", "train.clip"):
+        if given.get(path_to) == "none":
+            given[path_to] = None
     assigned = parse_assignments(assign)
     for path_given in given.keys() & assigned.keys():
         raise UserError(f"'{path_given}' is given twice: by --set and by an option of its own; give it once")

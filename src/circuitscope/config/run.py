@@ -12,7 +12,7 @@ from circuitscope.config.identity import digest
 from circuitscope.config.overrides import override, read_yaml
 from circuitscope.config.schema import VERSION, to_current
 from circuitscope.config.train import TrainConfig
-from circuitscope.errors import UserError, shown, unknown
+from circuitscope.errors import UserError, unknown
 from circuitscope.explain import explain
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.presets import expand_preset, model_mapping
@@ -34,7 +34,7 @@ class RunConfig(Section):
         if not isinstance(data, dict):
             return data
         data = dict(data)
-        task = data["task"] = _task(data.get("task", "mqar"))
+        task = data["task"] = tasks.task(data.get("task", "mqar"))
         model = data.get("model", {})
         if not isinstance(model, ModelConfig):
             model = {**task.needs(), **model_mapping(model)}
@@ -61,7 +61,7 @@ class RunConfig(Section):
         try:
             return cls.model_validate(to_current(data) if "schema" in data else data)
         except ValidationError as error:
-            raise explain(error, cls) from None
+            raise explain(error, cls, elsewhere=_paths()) from None
 
     @classmethod
     def load(cls, path: str | Path, overrides: dict[str, Any] | None = None) -> "RunConfig":
@@ -92,7 +92,7 @@ class RunConfig(Section):
         `build("attention", "mqar", pairs=8, n_heads=2, lr=1e-3)`. Where several parts
         have the field, the first of train, task, model, mixer takes the option.
         """
-        task = _task(task if task is not None else "mqar")
+        task = tasks.task(task if task is not None else "mqar")
         if model is not None and "mixers" in options:
             raise UserError(f"give a model or mixers, not both: got {shown(model)} and {shown(options['mixers'])}")
         model = model_mapping("attention" if model is None else model)
@@ -141,12 +141,9 @@ def _missing(data: Any, complete: Any, at: str = "") -> Iterator[str]:
             yield from _missing(part, value, f"{at}{key}.")
 
 
-def _task(spec: Any) -> Task:
-    if isinstance(spec, Task):
-        return spec
-    if isinstance(spec, str):
-        spec = {"name": spec}
-    if not isinstance(spec, dict):
-        raise UserError(f"task: expected a name or a mapping, got {shown(spec)}; names: {', '.join(tasks.names())}")
-    options = {str(k): v for k, v in spec.items() if k != "name"}
-    return tasks.task(spec.get("name", "mqar"), **options)
+def _paths() -> list[str]:
+    """The dotted paths of all fields that some config can have."""
+    parts: list[tuple[str, type[Section]]] = [("train", TrainConfig), ("model", ModelConfig)]
+    parts += [("task", task) for task in tasks.TASKS.values()]
+    parts += [("model.mixers.*", mixers.config_class(name)) for name in mixers.names()]
+    return list(dict.fromkeys(f"{at}.{field}" for at, part in parts for field in part.model_fields if field != "name"))

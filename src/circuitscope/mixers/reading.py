@@ -51,6 +51,9 @@ class Factor:
     without_skip: Build | None = None
     profile: Callable[[slice], tuple[Profile, Profile]] | None = None
 
+    def __repr__(self) -> str:
+        return f"Factor({self.name!r}, {self.size} {self.unit}{'s' if self.size > 1 else ''})"
+
 
 @dataclass(frozen=True)
 class Product:
@@ -204,6 +207,10 @@ class Reading:
     no_phi: str = ""
     no_composed: str = ""
     _made: dict[str, Product] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        size = f"{self.batch} sequences of {self.length} positions"
+        return f"Reading({size}; {self.no_phi or ', '.join(map(repr, self.factors))})"
 
     @property
     def batch(self) -> int:

@@ -29,8 +29,8 @@ def names() -> list[str]:
     return list(PRESETS)
 
 
-def model(name: str | None = None, /, *, seed: int = 0, **options: Any) -> "HookedLM":
-    """Builds a freshly initialized model by name, by default attention.
+def model(name: Any = None, /, *, seed: int = 0, **options: Any) -> "HookedLM":
+    """Builds a freshly initialized model by name (by default attention), or from a config: `run.config.model`.
 
     Options are fields of the model's config (`d_model`, `n_layers`, `positions` …) or of its mixers
     (`n_heads` …). An option of mixers is set on every mixer that has it. As with any module of torch, the weights
@@ -40,7 +40,11 @@ def model(name: str | None = None, /, *, seed: int = 0, **options: Any) -> "Hook
 
     if name is not None and "mixers" in options:
         raise UserError(f"give a model's name or mixers, not both: got {shown(name)} and {shown(options['mixers'])}")
-    fields = expand_preset({"preset": "attention" if name is None else name, "n_layers": options.pop("n_layers", None)})
+    if isinstance(name, ModelConfig):
+        fields = name.model_dump(mode="json")
+    else:
+        preset = "attention" if name is None else name
+        fields = expand_preset({"preset": preset, "n_layers": options.pop("n_layers", None)})
     specs = [mixers.as_mapping(m) for m in fields["mixers"]]
     own = {field for spec in specs for field in mixers.config_class(spec["name"]).model_fields} - {"name"}
     for key, value in options.items():

@@ -24,6 +24,7 @@ from circuitscope.mixers.reading import Reading
 from circuitscope.models.block import Block
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.norm import HookedLayerNorm
+from circuitscope.models.tokens import TokensLike, as_tokens
 
 
 @dataclass
@@ -51,8 +52,10 @@ class HookedLM(HookedRootModule):
     """Embedding (+ positions), blocks, final norm, unembedding (no bias, tied by default).
 
     It is a TransformerLens HookedRootModule: `run_with_hooks`, `run_with_cache`, `hooks` and
-    `transformer_lens.patching` work on it (patching needs `model.eval()`). Attention blocks accept the names
-    `blocks.i.attn.hook_*` and `blocks.i.hook_attn_out` as well as this package's `mixer` names.
+    `transformer_lens.patching` work on it (patching needs `model.eval()`). Every mixer answers to the names
+    `blocks.i.attn.hook_*` and `blocks.i.hook_attn_out` as well as to this package's `mixer` names.
+
+    Tokens may be a tensor, an array or lists of numbers, [batch, pos] or one sequence [pos], on any device.
 
     `run_with_cache` returns an ActivationCache. Some of its methods do not work here:
     `logit_attrs` and `get_full_resid_decomposition` (they need a tokenizer's residual directions and the
@@ -72,7 +75,7 @@ class HookedLM(HookedRootModule):
             self._initialize(config)
         self.setup()  # type: ignore[no-untyped-call]
         self.mod_dict = HookNames(self.hook_dict)
-        self.aliases = self._alias_attention()
+        self.aliases = self._alias_mixers()
         self.on_demand = frozenset(name for name, point in self.hook_dict.items() if getattr(point, "on_demand", False))
 
     def _build(self, config: ModelConfig) -> None:
@@ -118,15 +121,14 @@ class HookedLM(HookedRootModule):
                     if block.has_mlp:
                         block.mlp.out.weight.mul_((branches * config.n_layers) ** -0.5)
 
-    def _alias_attention(self) -> dict[str, str]:
-        """A mapping from TransformerLens's hook names for attention blocks to this package's."""
+    def _alias_mixers(self) -> dict[str, str]:
+        """A mapping from TransformerLens's hook names, which call every mixer attention, to this package's."""
         aliases: dict[str, str] = {}
         for i, block in enumerate(self.layers):
-            if hasattr(block.mixer, "hook_pattern"):
-                aliases[f"blocks.{i}.hook_attn_out"] = f"blocks.{i}.hook_mixer_out"
-                for name, module in block.mixer.named_modules():
-                    if isinstance(module, HookPoint):
-                        aliases[f"blocks.{i}.attn.{name}"] = f"blocks.{i}.mixer.{name}"
+            aliases[f"blocks.{i}.hook_attn_out"] = f"blocks.{i}.hook_mixer_out"
+            for name, module in block.mixer.named_modules():
+                if isinstance(module, HookPoint):
+                    aliases[f"blocks.{i}.attn.{name}"] = f"blocks.{i}.mixer.{name}"
         for alias, name in aliases.items():
             self.mod_dict[alias] = self.mod_dict[name]
         return aliases
@@ -159,14 +161,11 @@ class HookedLM(HookedRootModule):
         """Unembedding matrix."""
         return (self.embed.weight if self.config.tied else self.unembed.weight).T
 
-    def to_tokens(self, tokens: Any) -> Int[Tensor, "batch pos"]:
+    def to_tokens(self, tokens: TokensLike) -> Int[Tensor, "batch pos"]:
         """Token numbers as a tensor [batch, pos] on the model's device. The model has no tokenizer."""
-        out = torch.as_tensor(tokens, dtype=torch.long, device=self.embed.weight.device)
-        return out[None] if out.ndim == 1 else out
+        return as_tokens(tokens, self.embed.weight.device)
 
-    def forward(
-        self, tokens: Int[Tensor, "batch pos"], at: Int[Tensor, " label"] | None = None
-    ) -> Float[Tensor, "*lead vocab"]:
+    def forward(self, tokens: TokensLike, at: Int[Tensor, " label"] | None = None) -> Float[Tensor, "*lead vocab"]:
         """Logits [batch, pos, vocab]; with `at`, logits [label, vocab] at those flat positions only.
 
         `at` holds indices row · length + pos, as `Batch.labelled()` gives them. It saves work and changes no
@@ -175,35 +174,42 @@ class HookedLM(HookedRootModule):
         """
         return F.linear(self.hidden(tokens, at), self.W_U.T)
 
-    def hidden(
-        self, tokens: Int[Tensor, "batch pos"], at: Int[Tensor, " label"] | None = None
-    ) -> Float[Tensor, "*lead d_model"]:
+    def hidden(self, tokens: TokensLike, at: Int[Tensor, " label"] | None = None) -> Float[Tensor, "*lead d_model"]:
         """What the unembedding reads: the final norm's output."""
         out: Tensor = self.ln_final(self.layers[-1](self.stream_before(tokens, self.config.n_layers - 1), at))
         return out
 
-    def stream_before(self, tokens: Int[Tensor, "batch pos"], layer: int) -> Float[Tensor, "batch pos d_model"]:
+    def stream_before(self, tokens: TokensLike, layer: int) -> Float[Tensor, "batch pos d_model"]:
         """The residual stream that enters a layer."""
         resid = self.embedded(tokens)
         for block in self.layers[:layer]:
             resid = block(resid)
         return resid
 
-    def reading(self, tokens: Int[Tensor, "batch pos"], layer: int) -> Reading:
+    def reading(self, tokens: TokensLike, layer: int) -> Reading:
         """How a layer describes itself on these tokens; −1 is the last layer."""
-        if tokens.ndim != 2:
-            raise UserError(f"tokens must be [batch, pos], got shape {list(tokens.shape)}")
         layer = layer_index(self, layer)
         block = self.layers[layer]
         found: Reading = block.mixer.reading(block.mixer_input(self.stream_before(tokens, layer)))
         return found
 
-    def embedded(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+    def embedded(self, tokens: TokensLike) -> Float[Tensor, "batch pos d_model"]:
+        """The residual stream before the first layer."""
+        tokens = self.to_tokens(tokens)
         self._check_length(tokens)
-        resid: Tensor = self.hook_embed(self.embed(tokens))
+        resid: Tensor = self.hook_embed(self._looked_up(tokens))
         if self.config.positions in ("learned", "sinusoidal"):
             resid = resid + self.hook_pos_embed(self.pos_embed[: tokens.shape[1]].expand_as(resid))
         return resid
+
+    def _looked_up(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        try:
+            found: Tensor = self.embed(tokens)
+        except IndexError:
+            last = self.config.vocab_size - 1
+            wrong = int(tokens[(tokens < 0) | (tokens > last)][0])
+            raise UserError(f"token {wrong}, but the model has tokens 0 to {last}") from None
+        return found
 
     def _check_length(self, tokens: Tensor) -> None:
         limited = self.config.positions in ("learned", "sinusoidal")

@@ -19,6 +19,8 @@ from typing import IO, Any
 
 from circuitscope.runs.damage import DamagedFile, check_regular, warn_once
 
+_END = 1 << 16  # bytes of the file in which to look for the last row
+
 
 class MetricsLog:
     """Appends rows, and hands each to the operating system at once."""
@@ -109,6 +111,23 @@ def _is_step(value: Any, least: int = 0) -> bool:
 
 def _batches(row: dict[str, Any]) -> set[int]:
     return {len(value) for name, value in row.items() if name.endswith("_per_batch")}
+
+
+def last_step(run: Path) -> int | None:
+    """The step of the last row, from the end of the file alone; None where there is no whole row yet."""
+    try:
+        with open(run / "metrics.jsonl", "rb") as file:
+            file.seek(0, 2)
+            start = max(0, file.tell() - _END)
+            file.seek(start)
+            lines = file.read().split(b"\n")[1 if start else 0 : -1]  # an incomplete line may be at either end
+    except OSError:
+        return None
+    for line in reversed(lines):
+        row = _parsed(line.decode(errors="replace")) or {}
+        if _is_step(step := row.get("step", row.get("resumed_from")), least=-1):
+            return max(0, int(step))
+    return None
 
 
 def _ends_in_mid_line(path: Path) -> bool:

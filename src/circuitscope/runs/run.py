@@ -22,11 +22,12 @@ import torch
 from filelock import FileLock, Timeout
 
 from circuitscope.config import RunConfig
-from circuitscope.errors import UserError, unknown
+from circuitscope.errors import UserError, shown, unknown
 from circuitscope.runs.checkpoints import Checkpoints, Tensors
 from circuitscope.runs.damage import DamagedFile, check_regular, warn_once
-from circuitscope.runs.metrics import read_metrics
+from circuitscope.runs.metrics import last_step, read_metrics
 from circuitscope.runs.store import overwrite_text, write_text
+from circuitscope.tasks import Batch, Split
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,10 +41,12 @@ _PACKAGES = ("circuitscope", "torch", "transformer-lens", "numpy", "safetensors"
 
 
 class Run:
-    """A run, given by its folder: `Run("runs/NAME")`."""
+    """A run, given by its folder: `Run("runs/NAME")`; a name alone is looked for among all runs, in `runs_root()`."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        if not isinstance(path, str | os.PathLike):
+            raise UserError(f"expected a run or its folder, such as runs/NAME, got {shown(path)}")
+        self.path = _found(Path(path).expanduser())
         config = self.path / "config.yaml"
         if not config.is_file():
             others = [] if os.path.lexists(self.path) else [r.path.name for r in runs_in(self.path.parent)]
@@ -57,7 +60,14 @@ class Run:
         self.checkpoints = Checkpoints(self.path, lambda: self.digest)
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r})"
+        try:
+            mixers = ", ".join(dict.fromkeys(m.name for m in self.config.model.mixers))
+            what = f"{mixers} on {self.config.task.name}"
+        except UserError:
+            what = "config.yaml cannot be read"
+        status = self.status
+        how = f"{status['state']} at step {status['step']}" if {"state", "step"} <= status.keys() else "not started"
+        return f"Run({str(self.path)!r}: {what}, {how}, {len(self.steps)} checkpoints)"
 
     @classmethod
     def of(cls, run: "Run | str | Path") -> "Run":
@@ -97,8 +107,15 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """`state` (running, finished, stopped, diverged, failed), `step`, `message`."""
-        return _read_json(self.path / "status.json")
+        """`state` (running, finished, stopped, diverged, failed), `step`, `message`, read at each access.
+
+        While a run is training, `step` is the step of the last row of its metrics.
+        """
+        found = _read_json(self.path / "status.json")
+        if found.get("state") == "running":
+            known = [step for step in (found.get("step"), last_step(self.path)) if isinstance(step, int)]
+            found["step"] = max(known, default=0)
+        return found
 
     @property
     def steps(self) -> list[int]:
@@ -112,16 +129,26 @@ class Run:
 
         return pd.DataFrame(read_metrics(self.path, self.config.task.metric))
 
-    def load(self, step: int | None = None) -> "HookedLM":
+    def batch(self, step: int = 0, *, split: Split = "test", size: int | None = None) -> Batch:
+        """Examples of the run's task, drawn with its seed; by default those of the test split, never trained on.
+
+        Args:
+            step: which batch, from 0.
+            split: "train", "validation" or "test". With split="train" and the run's own batch size, this is the batch
+                of that step of training.
+            size: examples per batch; 64 by default.
+        """
+        return self.config.task.batch(step, split=split, size=size, seed=self.config.train.batch_seed)
+
+    def load(self, step: int | str | None = None) -> "HookedLM":
         """The model with the weights after `step` updates, by default of the last checkpoint, in eval mode.
 
         The weights are as they were saved, in float32, also where torch's default dtype is another: for float64, call
         `.double()` on the model.
         """
-        if step is None:
-            if not self.steps:
-                raise UserError(f"{self.path} has no checkpoints")
-            step = self.steps[-1]
+        if not self.steps:
+            raise UserError(f"{self.path} has no checkpoints")
+        step = self.steps[-1] if step is None else _whole(step)
         model = self.empty_model()
         try:
             self.load_into(model, step)
@@ -257,6 +284,20 @@ def _environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "versions": {name: metadata.version(name) for name in _PACKAGES},
     }
+
+
+def _found(path: Path) -> Path:
+    """The path itself, or the run of that name in `runs_root()` where the path is only a name and no folder."""
+    named = runs_root() / path
+    return named if len(path.parts) == 1 and not path.is_dir() and named.parent.is_dir() else path
+
+
+def _whole(step: object) -> int:
+    """A step that may come as text, or as a number from a table."""
+    text = str(step).strip().removesuffix(".0")
+    if isinstance(step, bool) or not text.removeprefix("-").isdecimal():
+        raise UserError(f"step: expected a whole number, such as 100, got {shown(step)}")
+    return int(text)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

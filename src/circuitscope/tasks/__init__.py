@@ -4,13 +4,15 @@ A new task is one class with `@register("its_name")` above it, here or in a pack
 entry-point group `circuitscope.tasks`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
+from circuitscope.errors import UserError, shown
 from circuitscope.explain import explain
 from circuitscope.tasks.base import TASKS, Baseline, Metric, Split, Task, register
-from circuitscope.tasks.batch import NO_LABEL, Batch, Layout
+from circuitscope.tasks.batch import NO_LABEL, Batch, Layout, check_batch
 from circuitscope.tasks.induction import Induction
 from circuitscope.tasks.mqar import AR, MQAR, any_value
 from circuitscope.tasks.roles import Role
@@ -32,6 +34,7 @@ __all__ = [
     "TokenModel",
     "TokenTask",
     "any_value",
+    "check_batch",
     "names",
     "register",
     "task",
@@ -44,9 +47,20 @@ def names() -> list[str]:
 
 
 def task(name: object = "mqar", /, **options: Any) -> Task:
-    """A task by name with the given options; all others have their defaults."""
-    cls = TASKS[name]
+    """A task by name with the given options; all others have their defaults.
+
+    Instead of a name it takes a task, or a mapping with the fields of one: `task(run.config.task, pairs=8)` is the
+    task of a run with other pairs.
+    """
+    if isinstance(name, Task) and not options:
+        return name
+    fields = name.describe() if isinstance(name, Task) else name
+    if not isinstance(fields, str | Mapping):
+        raise UserError(f"task: expected a name or a mapping, got {shown(fields)}; names: {', '.join(names())}")
+    given = {"name": fields} if isinstance(fields, str) else {str(key): value for key, value in fields.items()}
+    given = {"name": "mqar", **given, **options}
+    cls = TASKS[given["name"]]
     try:
-        return cls.model_validate({"name": name, **options})
+        return cls.model_validate(given)
     except ValidationError as error:
         raise explain(error, cls, at="task") from None

@@ -7,6 +7,7 @@ chance level and sizes; nothing outside a task's own file knows tasks by name.
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from numbers import Integral
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -14,7 +15,7 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from circuitscope.errors import UserError, unknown
+from circuitscope.errors import UserError, shown, unknown
 from circuitscope.registry import Registry
 from circuitscope.section import Section
 from circuitscope.tasks.batch import Batch
@@ -105,7 +106,9 @@ class Task(Section):
             )
         return self
 
-    def batch(self, step: int, *, split: Split = "train", size: int | None = None, seed: int | None = None) -> Batch:
+    def batch(
+        self, step: int = 0, *, split: Split = "train", size: int | None = None, seed: int | None = None
+    ) -> Batch:
         """Batch number `step` of a split: examples step · size up to (step + 1) · size.
 
         Args:
@@ -117,6 +120,10 @@ class Task(Section):
         size = 64 if size is None else size
         if split not in get_args(Split):
             raise unknown("split", split, get_args(Split))
+        for name, number in {"step": step, "size": size}.items():
+            if not isinstance(number, Integral):
+                raise UserError(f"batch: {name} is a whole number, got {shown(number)}; give the split as split=…")
+        step, size = int(step), int(size)
         if step < 0 or size < 1 or step * size + size >= 2**63:
             raise UserError(f"batch needs step >= 0, size >= 1 and step · size < 2^63, got step {step} and size {size}")
         key = stream_key(self.name, self.version, split, 0 if seed is None else seed)

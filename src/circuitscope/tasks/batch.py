@@ -3,8 +3,12 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int, Int8
 from torch import Tensor
+
+from circuitscope.errors import UserError, described
+from circuitscope.tasks.roles import Role
 
 NO_LABEL = -100
 
@@ -28,6 +32,32 @@ class Layout:
     query_pair: Int[Tensor, "batch query"] | None = None
     period: int | None = None
 
+    @staticmethod
+    def of_pairs(length: int, *, key_pos: Any, value_pos: Any, query_pos: Any, query_pair: Any) -> "Layout":
+        """The layout of sequences with key-value pairs, from tensors, arrays or lists of positions.
+
+        Args:
+            length: the number of positions in a sequence; those that are named nowhere are filler.
+            key_pos, value_pos: [batch, pair], where the keys and the values stand.
+            query_pos: [batch, query], where the queries stand.
+            query_pair: [batch, query], which pair each query asks for, counted from 0.
+        """
+        keys, values, queries, asked = (torch.as_tensor(x).long() for x in (key_pos, value_pos, query_pos, query_pair))
+        for name, x, like in (("value_pos", values, keys), ("query_pair", asked, queries)):
+            if x.ndim != 2 or x.shape != like.shape or len(x) != len(keys):
+                raise UserError(
+                    "expected key_pos and value_pos [batch, pair], and query_pos and query_pair [batch, query],"
+                    f" got {name} of shape {list(x.shape)}"
+                )
+        roles = torch.full((len(keys), length), int(Role.FILLER), dtype=torch.int8)
+        for role, pos in ((Role.KEY, keys), (Role.VALUE, values), (Role.QUERY, queries)):
+            if ((pos < 0) | (pos >= length)).any():
+                raise UserError(f"the position of a {role.name} is outside 0 to {length - 1}")
+            roles.scatter_(1, pos, int(role))
+        if ((asked < 0) | (asked >= keys.shape[1])).any():
+            raise UserError(f"query_pair names a pair outside 0 to {keys.shape[1] - 1}")
+        return Layout(roles, keys, values, queries, asked)
+
     def answer_pos(self) -> Int[Tensor, "batch query"]:
         """The position of the context value that each query asks for."""
         if self.value_pos is None or self.query_pair is None:
@@ -39,6 +69,18 @@ class Layout:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         parts: dict[str, Any] = {name: value[rows] for name, value in values.items() if isinstance(value, Tensor)}
         return replace(self, **parts)
+
+    def __repr__(self) -> str:
+        n, length = self.roles.shape
+        parts = [f"{n} sequences of {length} positions"]
+        for positions, one, several in ((self.key_pos, "pair", "pairs"), (self.query_pos, "query", "queries")):
+            if positions is not None:
+                count = positions.shape[1]
+                parts.append(f"{count} {one if count == 1 else several}")
+        if self.period is not None:
+            parts.append(f"period {self.period}")
+        roles = ", ".join(Role(number).name for number in self.roles.unique().tolist())
+        return f"Layout({', '.join(parts)}; roles: {roles})"
 
 
 @dataclass(frozen=True)
@@ -59,5 +101,21 @@ class Batch:
         """Some of the examples, given as a slice or as a tensor of row numbers, with their part of the layout."""
         return Batch(self.tokens[rows], self.labels[rows], self.layout.part(rows))
 
+    def to(self, device: torch.device | str) -> "Batch":
+        """The batch with its tokens and labels on a device; its layout stays on the CPU, where analyses read it."""
+        return replace(self, tokens=self.tokens.to(device), labels=self.labels.to(device))
+
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def __repr__(self) -> str:
+        labels = "" if self.labels.is_floating_point() else f", {int((self.labels != NO_LABEL).sum())} labels"
+        return f"Batch(tokens {list(self.tokens.shape)}{labels}, {self.layout!r})"
+
+
+def check_batch(batch: object) -> None:
+    """Refuses what is no batch, such as its tokens alone."""
+    if not all(hasattr(batch, name) for name in ("tokens", "labels", "layout")):
+        raise UserError(
+            f"expected a Batch with tokens, labels and layout, such as task.batch(0) gives, got {described(batch)}"
+        )

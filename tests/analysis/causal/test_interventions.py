@@ -513,3 +513,31 @@ def test_an_lstm_can_be_ablated_where_nothing_is_to_be_frozen():
     batch = answered(model, SMALL)
     assert ablate(model, batch, layer=1).lost > 0.05
     assert ablate(model, batch, layer=0, frozen=False).lost > 0.05
+
+
+# -- arguments that people give ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda model, tokens: knock_out(model, tokens, "recall", layer=0),
+        lambda model, tokens: ablate(model, tokens, layer=0),
+        accuracy,
+        cs.analysis.find_circuit,
+        cs.analysis.interchange,
+        lambda model, tokens: cs.analysis.probes.probe_model(model, tokens, "bound-value"),
+    ],
+    ids=["knock_out", "ablate", "accuracy", "find_circuit", "interchange", "probe_model"],
+)
+def test_tokens_where_a_batch_is_meant_are_refused_in_one_line(act):
+    message = r"^expected a Batch with tokens, labels and layout, .* got Tensor of shape \[12, 20\] and type int64$"
+    with pytest.raises(cs.UserError, match=message):
+        act(build(), SMALL.tokens)
+
+
+def test_one_head_may_be_given_as_a_number():
+    model = build(n_heads=2)
+    assert knock_out(model, SMALL, "recall", layer=1, heads=1) == knock_out(model, SMALL, "recall", layer=1, heads=[1])
+    assert ablate(model, SMALL, layer=0, heads=1) == ablate(model, SMALL, layer=0, heads=[1])

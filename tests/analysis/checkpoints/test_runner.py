@@ -302,3 +302,23 @@ def test_a_row_cannot_say_that_it_is_of_another_step(run):
         analysis("lies", "Lies.", {"value": "float64"})(lambda model, data: [{"value": 1.0, "step": 7, "run": "b"}])
         frame = analysis_table(run, "lies", steps=3)
     assert (frame.step.item(), frame["run"].item()) == (3, "tiny")
+
+
+def test_several_runs_make_one_table_and_one_score_may_be_a_string(run):
+    other = train(tiny(seed=1), root=run.path.parent, name="other")
+    one = analyze(run, scores="recall", sequences=8)
+    assert set(one.score) == {"recall"}
+    pd.testing.assert_frame_equal(one, analyze(str(run.path), scores=["recall"], sequences=8))
+    both = analyze([run, other.path], scores="recall", sequences=8)
+    assert both["run"].unique().tolist() == ["tiny", "other"]
+    pd.testing.assert_frame_equal(both[both["run"] == "tiny"], one)
+    assert list(analysis_results(run, "scores", sequences=8).tables) == ["scores"]
+
+
+@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.parametrize("given", [[], 3, None, {"run": 1}], ids=str)
+def test_what_is_no_run_is_refused_in_one_line(given):
+    with pytest.raises(UserError, match=r"^(expected a run or its folder|no runs are given)"):
+        analyze(given)
+    with pytest.raises(UserError, match=r"^expected a run or its folder, such as runs/NAME, got"):
+        analysis_table(given, "scores")

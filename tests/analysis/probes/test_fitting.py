@@ -282,3 +282,12 @@ def test_bad_input_is_one_line(change, message):
     with pytest.raises(UserError, match=message) as error:
         fit(given.pop("activations"), given.pop("labels"), **given)
     assert "\n" not in str(error.value)
+
+
+def test_a_fit_shows_itself_in_one_line():
+    X, y, groups = classes()
+    found = fit(X, y, groups=groups)
+    assert repr(found).startswith(f"Fit(accuracy {found.accuracy:.3f}, {found.low:.3f} to {found.high:.3f}; control 0.")
+    assert "no control" in repr(fit(X, y, groups=groups, control=False))
+    assert "\n" not in repr(found)
+    assert len(repr(found)) < 160

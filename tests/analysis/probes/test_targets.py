@@ -75,6 +75,45 @@ def test_the_activation_can_be_read_before_the_query_or_at_the_end_of_the_contex
     assert (end.pos == 5).all()
 
 
+def test_the_activation_can_be_read_after_the_position(batch):
+    own, after = (examples_of(defined(target="bound-key", roles="value", at=at), batch)["value"] for at in ("own", 1))
+    assert (after.pos == own.pos + 1).all()
+    assert (after.label == own.label).all()
+    assert (after.anchor == own.pos).all()
+    last = examples_of(defined(target="own-token", roles="each", at="+3"), batch)
+    assert max(e.pos.max() for e in last.values()) == 31
+    assert sum(len(e) for e in last.values()) == 20 * 29  # those that would leave the sequence are left out
+    with pytest.raises(UserError, match=r"at: \+40 is outside the sequence at every query"):
+        examples_of(defined(at="+40"), batch)
+
+
+def test_yaml_and_a_name_may_say_plus_one(tmp_path):
+    (tmp_path / "mine.yaml").write_text("target: bound-key\nroles: value\nat: +1\nmodel: embedding\n")
+    by_name = Definition.load("bound-key+1")
+    assert (Definition.load(tmp_path / "mine.yaml").at, by_name.at, by_name.name) == ("+1", "+1", "bound-key+1")
+    assert by_name.model_copy(update={"at": "own", "name": "bound-key"}) == Definition.load("bound-key")
+    assert [defined(at=at).offset for at in ("own", "before", "context-end", 0, -1, "+2")] == [0, -1, None, 0, -1, 2]
+
+
+@pytest.mark.parametrize("at", ["after", "-2", -2, "+0", "+x", True, "value+1"])
+def test_another_place_is_refused_in_one_line(at):
+    with pytest.raises(UserError, match=r"^at: expected own, before, \+1 .* or context-end, got"):
+        defined(at=at)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bound-kye+1", "unknown probe 'bound-kye\\+1'; did you mean 'bound-key'"),
+        ("bound-key+one", "unknown probe 'bound-key\\+one'; did you mean 'bound-key'"),
+        ("bound-value-in-state+1", "says itself where it reads, at: before"),
+    ],
+)
+def test_a_name_with_a_plus_that_does_not_fit_is_refused(name, message):
+    with pytest.raises(UserError, match=message):
+        Definition.load(name)
+
+
 def test_at_most_so_many_of_a_role_in_a_sequence(batch):
     filler = examples_of(defined(target="own-token", roles=["filler"]), batch)["filler"]
     few = filler.at_most(4)
@@ -175,7 +214,7 @@ def test_a_probe_is_found_by_name_from_any_folder_and_by_path(tmp_path, monkeypa
         ("target: position\nroles: each\nmodel: logistic\ncandidates: sequence\n", "candidates are for the models"),
         ("target: own-token\nroles: []\nmodel: embedding\n", "at least one role"),
         ("target: own-token\nroles: each\nmodel: embedding\nhooks: []\n", "hooks"),
-        ("target: own-token\nroles: each\nmodel: embedding\nat: after\n", "at: expected 'own', 'before' or"),
+        ("target: own-token\nroles: each\nmodel: embedding\nat: after\n", "at: expected own, before, "),
         ("target: own-token\nroles: each\nmodel: embedding\nper_sequence: 0\n", "per_sequence"),
         ("target: own-token\nroles: 3\nmodel: embedding\n", "roles"),
         ("!!python/object/apply:os.system ['true']", "is not valid YAML"),

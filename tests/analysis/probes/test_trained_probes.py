@@ -43,6 +43,13 @@ def test_one_layer_of_attention_never_knows_the_value_to_recall(one_layer_run):
     assert (found.accuracy - CHANCE).abs().max() < 0.05
 
 
+def test_mamba_knows_the_bound_key_better_after_the_value_than_at_it(mamba_run):
+    last = mamba_run.steps[-1]
+    hooks = ["blocks.*.hook_mixer_out"]
+    own, after = (at(mamba_run, name, last, hooks=hooks).accuracy[0] for name in ("bound-key", "bound-key+1"))
+    assert after > own + 0.2
+
+
 def test_one_layer_of_mamba_knows_it_and_its_state_held_it_before_the_query(mamba_run):
     last = mamba_run.steps[-1]
     assert at(mamba_run, "bound-value", last).accuracy[0] > 0.9

@@ -267,3 +267,54 @@ def test_a_factor_that_gives_fewer_units_than_it_says_is_an_error():
     reading = Reading((2, 3), (factor,))
     with pytest.raises(cs.UserError, match="the factor 'half' says that it has 8 channels, and gives 4 for 0 to 7"):
         list(reading.slices(reading.core))
+
+
+@pytest.mark.parametrize("kind", ["foreign", "bridge"])
+def test_phi_of_a_model_of_others_is_its_pattern_and_gradients_flow_through_it(kind):
+    model = KINDS[kind]()
+    with torch.no_grad():
+        _, cache = model.run_with_cache(TOKENS)
+    found = cs.phi(model, TOKENS, layer=-1)
+    torch.testing.assert_close(found, cache["blocks.1.attn.hook_pattern"])
+    torch.testing.assert_close(cs.phi(model, TOKENS, 0, reduce="mean"), cache["blocks.0.attn.hook_pattern"].mean(1))
+    found[..., 0].pow(2).sum().backward()
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
+    assert not any(point._forward_hooks for point in model.hook_dict.values())
+    with pytest.raises(cs.UserError, match="unknown factor 'conv'"):
+        cs.phi(model, TOKENS, 0, factors="conv")
+
+
+def test_a_circuit_is_looked_for_in_a_bridge():
+    found = find_circuit(bridge(), cs.task("mqar", length=16, pairs=2, vocab_size=64).batch(0, split="test", size=8))
+    assert {part.layer for part in found.tried} == {0, 1}
+    assert found.sentences()[0].startswith("no recall to explain: accuracy")
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_a_module_without_hooks_is_refused_in_one_line():
+    batch = cs.task("mqar", length=16, pairs=2, vocab_size=64).batch(0, split="test", size=8)
+    for ask in (
+        lambda m: cs.phi(m, TOKENS, 0),
+        lambda m: find_circuit(m, batch),
+        lambda m: list(matrices(m, TOKENS)),
+        lambda m: cs.analysis.knock_out(m, batch, "recall", layer=0),
+    ):
+        with pytest.raises(cs.UserError, match=r"^expected a HookedLM or another model with TransformerLens's hooks"):
+            ask(nn.Linear(2, 2))
+
+
+def test_what_analyses_return_shows_itself_in_one_line():
+    model, mamba = attention(), KINDS["mamba"]()
+    batch = cs.task("mqar", length=16, pairs=2, vocab_size=64).batch(0, split="test", size=4)
+    for found in (
+        next(matrices(model, TOKENS)),
+        mamba.reading(TOKENS, 0),
+        cs.analysis.named_edges("recall", batch.layout),
+        cs.analysis.layer_decay(mamba, TOKENS, -1),
+        cs.analysis.transition_product(mamba, TOKENS, 0),
+        cs.analysis.gradient_reach(model, TOKENS[0], 0),
+        find_circuit(model, batch),
+    ):
+        assert "tensor(" not in repr(found)
+        assert "\n" not in repr(found)
+        assert len(repr(found)) < 400, repr(found)

@@ -68,6 +68,19 @@ def test_edges_point_at_the_tokens_they_are_named_for():
     assert induction.dests.tolist() == [10] * 4
 
 
+def test_previous_token_takes_a_layout_as_the_other_scores_do():
+    matrix = uniform(len(MQAR.tokens), MQAR.tokens.shape[1])
+    expected = previous_token_score(matrix)
+    assert torch.equal(previous_token_score(matrix, MQAR.layout), expected)
+    assert torch.equal(previous_token_score(matrix, weighting="abs"), previous_token_score(matrix, MQAR.layout, "abs"))
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_a_batch_where_a_layout_is_meant_is_refused_in_one_line():
+    with pytest.raises(UserError, match=r"^expected a Layout, such as batch.layout, got Batch\("):
+        recall_score(uniform(len(MQAR.tokens), MQAR.tokens.shape[1]), MQAR)
+
+
 def test_uniform_attention_scores_its_known_value():
     length = 32
     matrix = uniform(6, length)
@@ -156,3 +169,11 @@ def test_bad_input_is_one_clear_line(call, says):
     with pytest.raises(UserError, match=says) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_an_array_is_a_matrix_and_a_model_is_none():
+    matrix = uniform(len(MQAR.tokens), MQAR.tokens.shape[1])
+    assert torch.equal(recall_score(matrix.numpy(), MQAR.layout), recall_score(matrix, MQAR.layout))
+    with pytest.raises(UserError, match=r"^a mixing matrix is \[batch, head, dest, src\], got 'attention'$"):
+        recall_score("attention", MQAR.layout)

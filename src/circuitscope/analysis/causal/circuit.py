@@ -27,7 +27,7 @@ from circuitscope.lens import HookedModel
 from circuitscope.mixers.reading import Product
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs.run import Run
-from circuitscope.tasks import Batch, any_value
+from circuitscope.tasks import Batch, any_value, check_batch
 
 Step = Literal["binding", "recall"]
 ENOUGH = 0.5  # share of the accuracy that a knockout must cost for a part to count as used
@@ -102,6 +102,11 @@ class Circuit:
     def found(self) -> bool:
         """Whether the model recalls, and both steps are used."""
         return self.solved and self.binding is not None and self.recall is not None
+
+    def __repr__(self) -> str:
+        parts = {"binding": self.binding, "recall": self.recall}
+        where = ", ".join(f"{step}: {part.place if part else None}" for step, part in parts.items())
+        return f"Circuit({where}; {len(self.tried)} places tried)"
 
     def sentences(self, since: Mapping[str, float] | None = None) -> list[str]:
         """The verdict in words; `since` gives the steps since which binding and recall are there."""
@@ -255,6 +260,7 @@ def find_circuit(model: HookedModel, batch: Batch) -> Circuit:
 
     Positions after the value are tried only where no place carries the step at the value itself.
     """
+    check_batch(batch)
     if batch.layout.value_pos is None:
         raise UserError("a recall circuit needs a task with keys, values and queries, such as mqar")
     tried: list[Part] = []

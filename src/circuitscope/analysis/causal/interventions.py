@@ -29,7 +29,7 @@ from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.edges import Edges, named_edges
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.lens import HookedModel, layer_index
-from circuitscope.tasks import NO_LABEL, Batch
+from circuitscope.tasks import NO_LABEL, Batch, check_batch
 
 Matrix = Float[Tensor, "batch head dest src"]
 Heads = Float[Tensor, "batch pos head d_head"]
@@ -76,7 +76,7 @@ def accuracy(model: HookedModel, batch: Batch, hooks: Hooks = ()) -> PerSequence
         return _share_right(model, tokens, labels, hooks)
 
 
-def cut(matrix: Matrix, edges: Edges, *, heads: Sequence[int] | None = None, renormalize: bool = False) -> Matrix:
+def cut(matrix: Matrix, edges: Edges, *, heads: int | Sequence[int] | None = None, renormalize: bool = False) -> Matrix:
     """A copy of a mixing matrix with M[dest, src] = 0 on the edges, in all heads or in some.
 
     Args:
@@ -97,7 +97,7 @@ def knock_out(
     edges: Edges | str,
     *,
     layer: int | Sequence[int],
-    heads: Sequence[int] | None = None,
+    heads: int | Sequence[int] | None = None,
     factor: str = "phi",
     renormalize: bool = False,
 ) -> Effect:
@@ -106,11 +106,12 @@ def knock_out(
     Args:
         edges: a set of edges, or its name, as `analysis.named_edges` takes it: "recall", "query<-filler".
         layer: one layer, or several that are cut at once.
-        heads: which heads or channels are cut; all by default.
+        heads: which heads or channels are cut, one or several; all by default.
         factor: the matrix to cut: "phi", which turns values into z, or a factor with a hook of its own: "conv", the
             short conv before the values, or "shift", RWKV's token shift.
         renormalize: see `cut`.
     """
+    check_batch(batch)
     chosen = named_edges(edges, batch.layout) if isinstance(edges, str) else edges
     if len(chosen.dests) != len(batch) or chosen.length != batch.tokens.shape[1]:
         raise UserError(
@@ -136,7 +137,7 @@ def ablate(
     batch: Batch,
     *,
     layer: int,
-    heads: Sequence[int] | None = None,
+    heads: int | Sequence[int] | None = None,
     how: How = "zero",
     frozen: bool = True,
     seed: int = 0,
@@ -144,13 +145,14 @@ def ablate(
     """Accuracy lost when the output z of heads or channels is replaced.
 
     Args:
-        heads: which heads or channels; by default all of the layer.
+        heads: which heads or channels, one or several; by default all of the layer.
         how: "zero"; "mean", over the sequences of the batch, at each position; or "resample", what the
             heads give on another sequence of the batch; each sequence is used once.
         frozen: Φ (the pattern) of all later layers stays as it is without the ablation, so that only
             what the heads pass on as values is lost; False lets Φ change.
         seed: seed for the choice of the other sequence.
     """
+    check_batch(batch)
     layer, name = layer_index(model, layer), opened(model).hook(layer, "hook_z")
     if how not in get_args(How):
         raise unknown("ablation", how, get_args(How))
@@ -203,6 +205,7 @@ def _share_right(
 
 
 def _check_labels(batch: Batch) -> None:
+    check_batch(batch)
     without = (batch.labels == NO_LABEL).all(dim=1)
     if without.any():
         raise UserError(
@@ -210,7 +213,7 @@ def _check_labels(batch: Batch) -> None:
         )
 
 
-def _cut(matrix: Matrix, edges: Edges, rows: slice, heads: Sequence[int] | None, renormalize: bool) -> Matrix:
+def _cut(matrix: Matrix, edges: Edges, rows: slice, heads: int | Sequence[int] | None, renormalize: bool) -> Matrix:
     """`cut` for the matrix of the sequences `rows`; the edges are those of all sequences."""
     if renormalize and (matrix < 0).any():
         raise UserError(
@@ -228,9 +231,10 @@ def _cut(matrix: Matrix, edges: Edges, rows: slice, heads: Sequence[int] | None,
     return out * torch.where(left > 0, matrix.sum(dim=-1, keepdim=True) / left, torch.ones_like(left))
 
 
-def _heads(heads: Sequence[int] | None, count: int) -> list[int]:
+def _heads(heads: int | Sequence[int] | None, count: int) -> list[int]:
     if heads is None:
         return list(range(count))
+    heads = [heads] if isinstance(heads, int) else heads
     for head in heads:
         if not 0 <= head < count:
             raise UserError(f"the layer has {count} heads or channels, 0 to {count - 1}; got {shown(head)}")

@@ -35,7 +35,7 @@ from circuitscope.analysis.reading.hooked import (
 )
 from circuitscope.errors import UserError, unknown
 from circuitscope.lens import HookedModel, layer_of
-from circuitscope.tasks import Batch, Layout, Role
+from circuitscope.tasks import Batch, Layout, Role, check_batch
 
 By = Literal["role", "pos", "all"]
 Chosen = str | Sequence[str] | Callable[[str], bool] | None
@@ -149,6 +149,7 @@ def attribution_patching(
 
 
 def _prepared(model: HookedModel, batch: Batch, hooks: Chosen, by: By, seed: int) -> tuple[Twins, list[str], Places]:
+    check_batch(batch)
     names = _names(model, hooks)
     if by not in get_args(By):
         raise unknown("grouping", by, get_args(By))

@@ -43,13 +43,13 @@ def analysis_results(
     """Runs several analyses and those that they need, and keeps their tables in RUN/analysis/NAME.parquet.
 
     Args:
-        names: names of analyses in `analysis.registry.ANALYSES`.
+        names: names of analyses in `analysis.registry.ANALYSES`, or one name.
         steps: "all" (the default), "0:2000:100", or numbers; an analysis that is meant for the last checkpoint gets
             only the last of these.
         sequences: how many held-out sequences each number is averaged over.
     """
     run = Run.of(run)
-    wanted = with_needs(names)
+    wanted = with_needs([names] if isinstance(names, str) else names)
     for one in wanted:
         if why := one.refuses(run):
             raise UserError(f"{run.path}: {why}")
@@ -89,8 +89,8 @@ def analysis_table(
 
 
 def analyze(
-    run: Run | str | Path,
-    scores: Sequence[str] | None = None,
+    run: Run | str | Path | Sequence[Run | str | Path],
+    scores: str | Sequence[str] | None = None,
     *,
     steps: ChosenSteps = None,
     sequences: int = SEQUENCES,
@@ -99,13 +99,20 @@ def analyze(
     """Circuit scores of a run's checkpoints: a tidy table, also kept in RUN/analysis/scores.parquet.
 
     Args:
-        scores: names of scores; by default all that the task can have.
+        run: a run or its folder; or several, whose rows follow each other.
+        scores: names of scores, or one name; by default all that the task can have.
         steps: "all" (the default), "0:2000:100", or numbers.
         sequences: how many held-out sequences each score is averaged over.
 
     Returns:
         Columns run, step, layer, head (empty for the whole layer), factor, unit, score, weighting, value, stderr, n.
     """
+    if isinstance(run, Sequence) and not isinstance(run, str):
+        runs = [Run.of(one) for one in run]
+        if not runs:
+            raise UserError("no runs are given; expected a run, its folder, or a list of them")
+        found = [analyze(one, scores, steps=steps, sequences=sequences, progress=progress) for one in runs]
+        return pd.concat(found, ignore_index=True)
     run = Run.of(run)
     names = check_scores(scores, run.config.task)
     frame = analysis_table(run, "scores", steps=steps, sequences=sequences, progress=progress)

@@ -14,6 +14,7 @@ from torch import Tensor
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel, layer_index
+from circuitscope.models.tokens import TokensLike, as_tokens
 
 Stream = Float[Tensor, "batch pos d_model"]
 
@@ -25,6 +26,9 @@ class Reach(NamedTuple):
     squared: Float[Tensor, " lag"]
     squared_stderr: Float[Tensor, " lag"]
     n: Int[Tensor, " lag"]
+
+    def __repr__(self) -> str:
+        return f"Reach(norm {self.norm[0]:.3g} at lag 0, {self.norm[-1]:.3g} at lag {len(self.norm) - 1})"
 
     @property
     def norm(self) -> Float[Tensor, " lag"]:
@@ -38,7 +42,7 @@ class Reach(NamedTuple):
 
 
 def gradient_reach(
-    model: HookedModel, tokens: Int[Tensor, "batch pos"], layer: int, *, probes: int | None = 4, seed: int = 0
+    model: HookedModel, tokens: TokensLike, layer: int, *, probes: int | None = 4, seed: int = 0
 ) -> Reach:
     """Gradient reach of a layer, estimated by random vector-Jacobian products, or exact.
 
@@ -54,6 +58,7 @@ def gradient_reach(
     if probes is not None and probes < 1:
         raise UserError(f"probes must be at least 1, or None for the exact Jacobian, got {probes}")
     layer = layer_index(model, layer)
+    tokens = as_tokens(tokens)
     batch, length = tokens.shape
     generator = torch.Generator().manual_seed(seed)
     every = torch.arange(length)[:, None].expand(-1, batch)

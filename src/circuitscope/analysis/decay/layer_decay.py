@@ -46,6 +46,12 @@ class Decay:
     numbers: dict[str, tuple[Float[Tensor, " head"], Float[Tensor, " head"]]]
     summary: dict[str, tuple[float, float]]
 
+    def __repr__(self) -> str:
+        shown = {name: self.summary[f"{name}_median"][0] for name in ("kappa", "half_mass", "off_diagonal")}
+        medians = ", ".join(f"{name} {value:.3g}" for name, value in shown.items())
+        heads, lags = self.profile.shape
+        return f"Decay({heads} heads or channels, {lags} lags; medians: {medians})"
+
 
 @dataclass(frozen=True)
 class LayerDecay:

@@ -45,6 +45,10 @@ class ByLag(NamedTuple):
     layer_stderr: Float[Tensor, " lag"]
     n: int
 
+    def __repr__(self) -> str:
+        ends = ", ".join(f"{self.layer[i]:.3g} at lag {self.lags[i]}" for i in sorted({0, len(self.lags) - 1}))
+        return f"ByLag({self.value.shape[0]} heads or channels, {len(self.lags)} lags; {ends})"
+
 
 @dataclass(frozen=True)
 class TransitionNorms:
@@ -56,6 +60,9 @@ class TransitionNorms:
     norm: ByLag
     rms: ByLag
     log_decay: Float[Tensor, "batch head"] | None
+
+    def __repr__(self) -> str:
+        return f"TransitionNorms(norm: {self.norm!r}, rms: {self.rms!r})"
 
     @property
     def time_constant(self) -> Float[Tensor, " head"] | None:

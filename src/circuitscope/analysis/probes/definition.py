@@ -4,6 +4,7 @@ Definitions that come with the package have names that work in any folder. They 
 `probes/` of the repository from which it is installed.
 """
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from circuitscope.analysis.probes.fitting import MODELS
 from circuitscope.analysis.probes.targets import CANDIDATES, TARGETS
 from circuitscope.config import read_yaml
-from circuitscope.errors import UserError, unknown
+from circuitscope.errors import UserError, shown, unknown
 from circuitscope.explain import explain
 from circuitscope.section import Section
 from circuitscope.tasks import Role
@@ -20,21 +21,24 @@ from circuitscope.tasks import Role
 _FOLDERS = (Path(__file__).with_name("definitions"), Path(__file__).parents[4] / "probes")
 
 
+_OFFSETS = {"own": 0, "before": -1, "context-end": None}
+
+
 class Definition(Section):
     """What a probe file holds; probes/README.md explains each field."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="name of the probe; the file's name by default"
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", description="name of the probe; the file's name by default"
     )
     about: str = Field(default="", description="one sentence for the list of probes")
     target: str = Field(description="what to decode")
     roles: tuple[str, ...] | Literal["each"] = Field(
         description="roles of the positions, or each: every role that has the target"
     )
-    at: Literal["own", "before", "context-end"] = Field(
+    at: str = Field(
         default="own",
-        description="where the activation is read: at the position itself, one before it,"
-        " or at the last position of the context",
+        description="where the activation is read: own, the position itself; before, one before it; +1, one after it"
+        " (+2 …); context-end, the last position of the context",
     )
     hooks: tuple[str, ...] = Field(
         default=("blocks.*.hook_resid_post",), min_length=1, description="hook names; * stands for any part of a name"
@@ -51,6 +55,23 @@ class Definition(Section):
     @classmethod
     def _one_is_a_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) and value != "each" else value
+
+    @field_validator("at", mode="before")
+    @classmethod
+    def _number_is_an_offset(cls, value: Any) -> Any:
+        """YAML reads +1 as the number 1."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = {0: "own", -1: "before"}.get(value, f"{value:+d}")
+        if not re.fullmatch(r"own|before|context-end|\+[1-9]\d{0,8}", str(value)):
+            raise UserError(
+                f"at: expected own, before, +1 (so many positions after it) or context-end, got {shown(value)}"
+            )
+        return value
+
+    @property
+    def offset(self) -> int | None:
+        """How far from its position the activation is read; None if it is read at the end of the context."""
+        return int(self.at) if self.at.startswith("+") else _OFFSETS[self.at]
 
     @model_validator(mode="after")
     def _names_exist(self) -> "Definition":
@@ -88,7 +109,7 @@ class Definition(Section):
 
     @staticmethod
     def load(name: "str | Path | Definition") -> "Definition":
-        """A definition by name, or from a file."""
+        """A definition by name, or from a file; "bound-key+1" is bound-key, read one position later."""
         if isinstance(name, Definition):
             return name
         path = Path(name)
@@ -97,9 +118,13 @@ class Definition(Section):
                 raise UserError(f"there is no probe file {path}; probes by name: {', '.join(shipped())}")
             return Definition.parse(read_yaml(path), path.stem, str(path))
         known = shipped()
-        if str(name) not in known:
+        base, plus, offset = str(name).partition("+")
+        if base not in known or (plus and not offset.isdecimal()):
             raise unknown("probe", str(name), known)
-        return Definition.parse(read_yaml(known[str(name)]), str(name), str(known[str(name)]))
+        data = read_yaml(known[base])
+        if plus and "at" in data:
+            raise UserError(f"the probe {base} says itself where it reads, at: {data['at']}; expected {base} without +")
+        return Definition.parse({**data, **({"at": int(offset)} if plus else {})}, str(name), str(known[base]))
 
 
 def shipped() -> dict[str, Path]:

@@ -54,6 +54,13 @@ class Fit:
     covariance: Floats
     control_covariance: Floats | None
 
+    def __repr__(self) -> str:
+        control = "no control" if self.control != self.control else f"control {self.control:.3f}"
+        return (
+            f"Fit({self.metric} {self.accuracy:.3f}, {self.low:.3f} to {self.high:.3f}; {control},"
+            f" chance {self.chance:.3f}; {self.n_train} training examples, {self.n_test} to test)"
+        )
+
     @property
     def selectivity(self) -> float:
         """Accuracy minus that on the control task."""

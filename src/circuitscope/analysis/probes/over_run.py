@@ -28,7 +28,7 @@ from circuitscope.lens import HookedModel, layer_of
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
-from circuitscope.tasks import Batch
+from circuitscope.tasks import Batch, check_batch
 
 SEQUENCES = 1536  # two thirds to train on, one third to test on
 COLUMNS = {
@@ -123,6 +123,7 @@ def probe_model(
     directions: int | None = None,
 ) -> pd.DataFrame:
     """A probe on one model: rows as `probe` gives them, without run and step. Two thirds of the batch train it."""
+    check_batch(batch)
     _check_sequences(len(batch))
     data = ProbeData(_with_hooks(Definition.load(definition), hooks), batch)
     columns = {name: kind for name, kind in COLUMNS.items() if name not in ("run", "step")}

@@ -198,7 +198,9 @@ def examples_of(definition: "Definition", batch: Batch) -> dict[str, ProbeExampl
             raise UserError(f"{definition.target} has no label at role '{name}'; {has_labels}")
         sequence, anchor = np.nonzero(there & (roles == possible[name]))
         pos = _read_at(definition, batch, sequence, anchor)
-        inside = pos >= 0
+        inside = (pos >= 0) & (pos < roles.shape[1])
+        if not inside.any():
+            raise UserError(f"at: {definition.at} is outside the sequence at every {name}")
         found[name] = ProbeExamples(
             sequence=sequence[inside],
             pos=pos[inside],
@@ -213,10 +215,8 @@ def examples_of(definition: "Definition", batch: Batch) -> dict[str, ProbeExampl
 
 
 def _read_at(definition: "Definition", batch: Batch, sequence: Ints, anchor: Ints) -> Ints:
-    if definition.at == "own":
-        return anchor
-    if definition.at == "before":
-        return anchor - 1
+    if definition.offset is not None:
+        return anchor + definition.offset
     last: Ints = _pairs(batch, "at: context-end").numpy().max(axis=1)
     return last[sequence]
 

@@ -60,7 +60,7 @@ def undisturbed(model: HookedModel, gradients: bool = False) -> Iterator[None]:
 
 def on_device_of(model: HookedModel, tensor: Tensor) -> Tensor:
     """The tensor on the device of the model's parameters."""
-    parameter = next(model.parameters(), None)
+    parameter = next(opened(model).model.parameters(), None)
     return tensor if parameter is None else tensor.to(parameter.device)
 
 

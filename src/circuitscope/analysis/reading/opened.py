@@ -16,12 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from circuitscope.analysis.reading.gradients import without_gradients
-from circuitscope.errors import UserError, unknown
+from circuitscope.errors import UserError, shown, unknown
 from circuitscope.lens import HookedModel, layer_count, layer_index
 from circuitscope.mixers.mixer import HeadWeights
 from circuitscope.mixers.reading import SLICE_BYTES, Factor, Product, Reading, State
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.models.naming import layer_names
+from circuitscope.models.tokens import TokensLike, as_tokens
 
 Tokens = Int[Tensor, "batch pos"]
 Stream = Float[Tensor, "batch pos d_model"]
@@ -37,13 +38,17 @@ class Mixing(NamedTuple):
     units: slice
     matrix: Float[Tensor, "batch unit dest src"]
 
+    def __repr__(self) -> str:
+        units = f"{self.product.unit}s {self.units.start} to {self.units.stop - 1}"
+        return f"Mixing(layer {self.layer}, {self.product.name}, {units}, matrix {list(self.matrix.shape)})"
+
     @property
     def is_last(self) -> bool:
         """Whether no further slice of this matrix follows."""
         return bool(self.units.stop == self.product.size)
 
 
-def matrices(model: HookedModel, tokens: Tokens, factors: str | Sequence[str] | None = None) -> Iterator[Mixing]:
+def matrices(model: HookedModel, tokens: TokensLike, factors: str | Sequence[str] | None = None) -> Iterator[Mixing]:
     """Every mixing matrix of a model in one pass, in slices of units of about 8 MB.
 
     Args:
@@ -66,8 +71,8 @@ class Walk(ABC):
             readings need.
     """
 
-    def __init__(self, model: Any, tokens: Tokens, at: Where | None):
-        self.model, self.tokens, self.at = model, tokens, at
+    def __init__(self, model: Any, tokens: TokensLike, at: Where | None):
+        self.model, self.tokens, self.at = model, as_tokens(tokens), at
 
     @abstractmethod
     def __iter__(self) -> Iterator[tuple[int, Reading]]:
@@ -108,14 +113,14 @@ class Opened(ABC):
         return layer_count(self.model)
 
     @abstractmethod
-    def walk(self, tokens: Tokens, at: Where | None = None) -> Walk:
+    def walk(self, tokens: TokensLike, at: Where | None = None) -> Walk:
         """One pass over the layers."""
 
     @abstractmethod
-    def reading(self, tokens: Tokens, layer: int) -> Reading:
-        """The reading of one layer on these tokens."""
+    def reading(self, tokens: TokensLike, layer: int) -> Reading:
+        """The reading of one layer on these tokens, with gradients where they are on."""
 
-    def state(self, tokens: Tokens, layer: int) -> State | None:
+    def state(self, tokens: TokensLike, layer: int) -> State | None:
         """The recurrent state of a layer, where it has one."""
         return self.reading(tokens, layer).state
 
@@ -155,6 +160,11 @@ class Opened(ABC):
 
 def opened(model: HookedModel) -> Opened:
     """A model as analysis sees it."""
+    if not hasattr(model, "hook_dict"):
+        raise UserError(
+            f"expected a HookedLM or another model with TransformerLens's hooks, got {shown(model)}"
+            f"{'; give run.load()' if hasattr(model, 'load') else ''}"
+        )
     return _Own(model) if isinstance(model, HookedLM) else _Foreign(model)
 
 
@@ -203,10 +213,10 @@ class _Own(Opened):
 
     model: HookedLM
 
-    def walk(self, tokens: Tokens, at: Where | None = None) -> Walk:
+    def walk(self, tokens: TokensLike, at: Where | None = None) -> Walk:
         return _OwnWalk(self.model, tokens, at)
 
-    def reading(self, tokens: Tokens, layer: int) -> Reading:
+    def reading(self, tokens: TokensLike, layer: int) -> Reading:
         return self.model.reading(tokens, layer)
 
     def called(self, layer: int) -> str:
@@ -248,22 +258,28 @@ class _ForeignWalk(Walk):
 
     @without_gradients
     def __iter__(self) -> Iterator[tuple[int, Reading]]:
-        names = [name for name in self.model.hook_dict if name.endswith("hook_pattern")]
-        if not names:
-            raise UserError(
-                f"{type(self.model).__name__} shows no mixing matrix: it has no hook named …hook_pattern"
-                " (circuitscope's own models show hook_phi)"
-            )
+        names = _pattern_hooks(self.model)
         logits, cache = self.model.run_with_cache(self.tokens, names_filter=lambda name: name in names)
         if self.at is not None:
             self._logits = logits.flatten(0, 1)[self.at]
-        for i, name in enumerate(names):
-            number = re.search(r"\d+", name)
-            yield int(number[0]) if number else i, pattern_reading(cache[name])
+        for name, layer in names.items():
+            yield layer, pattern_reading(cache[name])
 
     def logit_slices(self) -> Iterator[Logits]:
         if self._logits is not None:
             yield self._logits.clone()
+
+
+def _pattern_hooks(model: HookedModel) -> dict[str, int]:
+    """The names of a model's hooks that carry attention patterns, each with its layer."""
+    names = [name for name in model.hook_dict if name.endswith("hook_pattern")]
+    if not names:
+        raise UserError(
+            f"{type(model).__name__} shows no mixing matrix: it has no hook named …hook_pattern"
+            " (circuitscope's own models show hook_phi)"
+        )
+    numbers = [re.search(r"\d+", name) for name in names]
+    return {name: int(found[0]) if found else i for i, (name, found) in enumerate(zip(names, numbers, strict=True))}
 
 
 class _Foreign(Opened):
@@ -271,19 +287,27 @@ class _Foreign(Opened):
 
     _NAMES = {"hook_phi": "hook_pattern"}  # noqa: RUF012
 
-    def walk(self, tokens: Tokens, at: Where | None = None) -> Walk:
+    def walk(self, tokens: TokensLike, at: Where | None = None) -> Walk:
         return _ForeignWalk(self.model, tokens, at)
 
-    def reading(self, tokens: Tokens, layer: int) -> Reading:
+    def reading(self, tokens: TokensLike, layer: int) -> Reading:
         layer = layer_index(self.model, layer)
-        found = dict(self.walk(tokens))
-        if layer not in found:
+        names = [name for name, of in _pattern_hooks(self.model).items() if of == layer]
+        if not names:
             raise UserError(
                 f"layer {layer} of {type(self.model).__name__} shows no mixing matrix: it has no hook_pattern"
             )
-        return found[layer]
+        kept: list[Tensor] = []
+        listening = self.model.hook_dict[names[-1]].register_forward_hook(
+            lambda module, args, pattern: kept.append(pattern), prepend=True
+        )
+        try:
+            self.model(as_tokens(tokens))
+        finally:
+            listening.remove()
+        return pattern_reading(kept[0])
 
-    def state(self, tokens: Tokens, layer: int) -> State | None:
+    def state(self, tokens: TokensLike, layer: int) -> State | None:
         return None  # at most the pattern of such a layer is known
 
     def called(self, layer: int) -> str:

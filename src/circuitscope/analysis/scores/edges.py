@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from circuitscope.analysis.scores.registry import EVERYWHERE, SCORES, edge_score
-from circuitscope.errors import UserError, unknown
+from circuitscope.errors import UserError, described, unknown
 from circuitscope.tasks import Layout, Role
 
 
@@ -36,6 +36,9 @@ class Edges:
         """The edges that a mask marks."""
         sequence, dest, src = mask.nonzero(as_tuple=True)
         return Edges(name, sequence, dest, src, mask.any(dim=2).sum(dim=1), mask.shape[1])
+
+    def __repr__(self) -> str:
+        return f"Edges({self.name!r}, {len(self.src)} in {len(self.dests)} sequences of {self.length} positions)"
 
     def mask(self) -> Bool[Tensor, "batch dest src"]:
         """True on the edges."""
@@ -138,6 +141,8 @@ def named_edges(name: str, layout: Layout) -> Edges:
     The name is that of a score; or one of OFFSET, moved by some positions, as in "recall+1"; or "DEST<-SRC" with two
     roles, as in "query<-filler".
     """
+    if not isinstance(layout, Layout):
+        raise UserError(f"expected a Layout, such as batch.layout, got {described(layout)}")
     if "<-" in name:
         dest, src = name.split("<-", 1)
         return between_roles(layout, dest.strip(), src.strip())

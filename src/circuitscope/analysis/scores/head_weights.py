@@ -13,7 +13,7 @@ from circuitscope.analysis.reading.hooked import keeping
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.weight_on_edges import PerSequence
 from circuitscope.errors import UserError
-from circuitscope.lens import HookedModel
+from circuitscope.lens import HookedModel, layer_index
 
 _DRAWS = 32
 
@@ -26,6 +26,7 @@ def copying_score(model: HookedModel, layer: int, tokens: Int[Tensor, "batch pos
     2s − 1 (0 where nothing is raised), averaged over positions. The tokens of a sequence must differ. On n tokens,
     a head that copies nothing scores about 2/n − 1.
     """
+    layer = layer_index(model, layer)
     if layer not in opened(model).attention():
         raise UserError(f"copying is a score of attention heads; layer {layer} is {opened(model).called(layer)}")
     return copying_scores(model, tokens, [layer])[layer]

@@ -43,8 +43,9 @@ class HeldOut:
         return [edges for edges in found if len(edges.src)]
 
 
-def check_scores(names: Sequence[str] | None, task: Task) -> tuple[str, ...]:
+def check_scores(names: str | Sequence[str] | None, task: Task) -> tuple[str, ...]:
     """The named scores, by default all that the task can have; a score that it cannot have is refused."""
+    names = [names] if isinstance(names, str) else names
     layout = task.batch(0, split="test", size=1).layout
     possible = tuple(name for name, score in SCORES.items() if score.on == "repeats" or score.possible_on(layout))
     for name in names or ():

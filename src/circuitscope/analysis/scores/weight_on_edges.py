@@ -12,12 +12,13 @@ Weightings:
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from circuitscope.analysis.scores.edges import Edges, named_edges
-from circuitscope.errors import UserError, unknown
+from circuitscope.errors import UserError, described, unknown
 from circuitscope.mixers.reading import Product
 from circuitscope.tasks import Layout, Role
 
@@ -42,8 +43,9 @@ def score(matrix: Matrix, name: str, layout: Layout | None = None, weighting: We
         layout: says which position has which role; previous_token needs none.
         weighting: by default raw for a matrix whose rows are shares of 1, and abs for any other.
     """
-    if matrix.ndim != 4 or matrix.shape[2] != matrix.shape[3]:
-        raise UserError(f"a mixing matrix is [batch, head, dest, src], got {tuple(matrix.shape)}")
+    matrix = torch.as_tensor(matrix) if isinstance(matrix, np.ndarray) else matrix
+    if not isinstance(matrix, Tensor) or matrix.ndim != 4 or matrix.shape[2] != matrix.shape[3]:
+        raise UserError(f"a mixing matrix is [batch, head, dest, src], got {described(matrix)}")
     chosen = named_edges(name, layout or _plain(matrix))
     weighting = weighting or default_weighting(matrix)
     return weights_on([chosen], matrix, [weighting])[chosen.name, weighting]
@@ -84,9 +86,11 @@ def row_mass(matrix: Matrix) -> Float[Tensor, "batch head dest"]:
     return torch.where(mass > 0, mass, torch.ones_like(mass))
 
 
-def previous_token_score(matrix: Matrix, weighting: Weighting | None = None) -> PerSequence:
-    """Mean over i ≥ 1 of M[i, i − 1]."""
-    return score(matrix, "previous_token", None, weighting)
+def previous_token_score(
+    matrix: Matrix, layout: Layout | None = None, weighting: Weighting | None = None
+) -> PerSequence:
+    """Mean over i ≥ 1 of M[i, i − 1]; the layout, which the other scores need, makes no difference."""
+    return score(matrix, "previous_token", layout, weighting)
 
 
 def induction_score(matrix: Matrix, layout: Layout, weighting: Weighting | None = None) -> PerSequence:
