@@ -8,7 +8,7 @@ import sys
 import time
 from typing import IO, Any, Protocol, cast, runtime_checkable
 
-from circuitscope.errors import RunFailed
+from circuitscope.errors import RunFailed, escaped
 
 _SECONDS = 10.0  # `Lines` prints a line at least this often
 
@@ -123,7 +123,7 @@ class Lines(_Counts):
     def say(self, line: str) -> None:
         self.told = time.monotonic()
         try:
-            print(line, file=self.stream or sys.stdout, flush=True)
+            print(escaped(line), file=self.stream or sys.stdout, flush=True)
         except BrokenPipeError:
             raise
         except OSError as error:  # the disk of the output is full; the run itself may be on another disk
@@ -182,7 +182,7 @@ class Bar(_Counts):
         self.bar.update(self.task, metric=metric, saved=_checkpoints(saved).strip())
 
     def say(self, line: str) -> None:
-        self.bar.console.print(line, markup=False, highlight=False)
+        self.bar.console.print(escaped(line), markup=False, highlight=False)
 
 
 def _checkpoints(saved: int | None) -> str:

@@ -66,7 +66,7 @@ def zoom_in(
     if not run.steps:
         raise UserError(f"{run.path} has no checkpoints to compare a repetition with")
     if (first is None) != (last is None):
-        raise UserError("give both ends of the stretch, or neither")
+        raise UserError("give both ends of the stretch, --from and --to, or neither")
     bump = None
     if first is None or last is None:
         bump = loss_bump(run)

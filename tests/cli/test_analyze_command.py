@@ -6,15 +6,18 @@ import sys
 import pandas as pd
 import pytest
 
+from circuitscope.analysis.checkpoints.runner import analyze as analyze_run
 from circuitscope.analysis.registry import ANALYSES, analysis, run_analysis
 from circuitscope.analysis.scores import rows as scoring
 from circuitscope.cli import main as program
 from circuitscope.cli.analyze import analyze
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError
+from circuitscope.progress import Silent
 from circuitscope.runs.run import Run
 from circuitscope.training.trainer import train
 from circuitscope.viz.registry import FIGURES, WORDS, TextTable, figure, words
+from circuitscope.viz.report.facts import facts
 from circuitscope.viz.style import Sheet
 from registered import added_to
 from tiny_run import tiny
@@ -297,3 +300,23 @@ def test_the_heading_gives_the_sizes_that_the_task_names(circuitscope, monkeypat
     monkeypatch.setattr("circuitscope.tasks.MQAR.sizes", lambda self: {"depth": 7})
     _, out, _ = circuitscope("analyze", "--circuit", "--sequences", "16")
     assert "on mqar (depth 7); 5 checkpoints" in out
+
+
+def test_the_name_of_a_run_and_what_its_files_say_reach_neither_the_terminal_nor_the_report_as_they_are(circuitscope):
+    hostile = Run("runs/tiny").path.rename("runs/a\u202eb")
+    (hostile / "status.json").write_text(
+        '{"state": "stopped\\u001b[2J", "step": "1\\u001b[2J", "message": "\\u001b[2J"}'
+    )
+    for arguments in (
+        ["analyze", "--sequences", "16", "--steps", "0,12"],
+        ["plot", "dynamics", "--no-scores"],
+        ["phi"],
+    ):
+        code, out, err = circuitscope(*arguments)
+        assert code == 0
+        assert all(line.isprintable() for line in [*out.splitlines(), *err.splitlines()]), arguments
+        assert r"runs/a\u202eb" in out
+    told = facts(Run(hostile), analyze_run(hostile, sequences=16, steps=[0, 12]), 16, Silent())
+    for key, written in (("name", r"a\u202eb"), ("heading", r"a\u202eb"), ("state", r"\x1b[2J")):
+        assert told[key].isprintable()
+        assert written in told[key]

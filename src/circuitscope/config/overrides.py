@@ -29,7 +29,7 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
     for pair in pairs:
         path, equals, text = pair.partition("=")
         if not equals or not path:
-            raise UserError(f"--set takes KEY=VALUE, for example model.d_model=128, got '{pair}'")
+            raise UserError(f"--set takes KEY=VALUE, for example model.d_model=128, got {shown(pair)}")
         try:
             out[path] = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from filelock import FileLock, Timeout
 
 from circuitscope.config import RunConfig
-from circuitscope.errors import UserError, unknown
+from circuitscope.errors import UserError, shown, unknown
 from circuitscope.runs.checkpoints import Checkpoints
 from circuitscope.runs.metrics import read_metrics
 from circuitscope.runs.store import DamagedFile, overwrite_text, write_text
@@ -171,8 +171,10 @@ def create_run(
     By default its name is MIXER-TASK-NUMBER with the next free number. It never touches an existing run.
     """
     folder = runs_root(root)
-    if name is not None and not re.fullmatch(r"[^/\\\0.][^/\\\0]*", name):
-        raise UserError(f"a run's name is one folder name that does not start with a dot, got '{name}'")
+    if name is not None and not (re.fullmatch(r"[^/\\.][^/\\]*", name) and name.isprintable() and name.strip()):
+        raise UserError(
+            f"a run's name is one folder name of printable characters that does not start with a dot, got {shown(name)}"
+        )
     temporary = folder / f".new-{os.getpid()}-{time.time_ns()}"
     try:
         if name is not None and (folder / name).exists():

@@ -323,12 +323,13 @@ def verdict(
     *,
     found: Transitions | None = None,
 ) -> Verdict:
-    """Is there a bump in the loss, and does accuracy rise above chance with it?
+    """Is there a bump in the loss, and does accuracy then rise above that of answering with any value of the context?
 
     "Without accuracy" means that after the largest fall of the loss accuracy stays at or below chance + 0.02. The
     accuracy that counts is the largest median of three evaluations in a row, so that one lucky evaluation does not.
 
     Args:
+        chance: the accuracy of answering with any value of the context; 0 if the context offers none.
         found: the transitions of the loss, if they are known already.
     """
     if not 0 <= chance <= 1:
@@ -355,7 +356,8 @@ def verdict(
     )
     sentence = (
         f"{kind}: loss falls by {-drop.size:.3g} around step {drop.midpoint:.0f} ({drop.low:.0f} to {drop.high:.0f}); "
-        f"accuracy {before:.1%} before, {after:.1%} after, chance {chance:.1%}"
+        f"accuracy {before:.1%} before, {after:.1%} after"
+        + (f"; any value of the context gives {chance:.1%}" if chance else "")
     )
     return Verdict(kind, sentence, drop, before, after)
 

@@ -11,7 +11,7 @@ from circuitscope.analysis.phases.timeline import Timeline, curve_at, place_name
 from circuitscope.analysis.pictures.choice import View
 from circuitscope.analysis.registry import ANALYSES
 from circuitscope.analysis.scores.registry import shown_in
-from circuitscope.errors import UserError
+from circuitscope.errors import UserError, escaped
 from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
 from circuitscope.viz.registry import words_of
@@ -31,7 +31,7 @@ def facts(run: Run, scores: pd.DataFrame, sequences: int, progress: Progress) ->
     except UserError as error:
         when = error
     return {
-        "name": run.name or run.path.resolve().name,
+        "name": escaped(run.name or run.path.resolve().name),
         "heading": heading(run, steps, sequences),
         "recipe": _recipe(run),
         "state": _state(run),
@@ -92,8 +92,7 @@ def _circuit(run: Run, last: int, sequences: int, when: Timeline | UserError, pr
         "circuit": found.sentences({} if isinstance(when, UserError) else since(when, found)),
         "parts": [
             {"score": part.step, "edges": part.edges, "layer": part.layer, "factor": part.factor}
-            for part in (found.binding, found.recall)
-            if part is not None
+            for part in found.parts
         ],
     }
 
@@ -168,7 +167,7 @@ def _state(run: Run) -> str:
     state = status.get("state")
     if state in (None, "finished"):
         return ""
-    return f"{state} at step {status.get('step')}" + (f": {status['message']}" if status.get("message") else "")
+    return escaped(f"{state} at step {status.get('step')}" + (f": {m}" if (m := status.get("message")) else ""))
 
 
 def _number(value: float) -> float | None:

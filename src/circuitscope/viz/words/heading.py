@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from circuitscope.errors import escaped
 from circuitscope.runs.run import Run
 
 
@@ -11,4 +12,6 @@ def heading(run: Run, steps: Sequence[int], sequences: int) -> str:
     mixers = " + ".join(m.name for m in config.model.mixers)
     sizes = ", ".join(f"{name} {size}" for name, size in config.task.sizes().items())
     count = f"{len(steps)} checkpoint{'s' if len(steps) > 1 else ''} ({steps[0]} to {steps[-1]})"
-    return f"{run.path}: {mixers} on {config.task.name} ({sizes}); {count}, {sequences} held-out sequences each"
+    return (
+        f"{escaped(run.path)}: {mixers} on {config.task.name} ({sizes}); {count}, {sequences} held-out sequences each"
+    )

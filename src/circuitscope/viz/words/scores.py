@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from circuitscope.analysis.checkpoints.results import Results
+from circuitscope.analysis.measured import measured
 from circuitscope.analysis.phases.timeline import at_places, curve_at, place_name, strongest
 from circuitscope.analysis.scores.registry import Score, shown_in
 from circuitscope.viz.registry import TextTable, words
@@ -44,7 +45,7 @@ def score_lines(frame: pd.DataFrame, repeats: bool) -> Iterator[tuple[str, ...]]
                 yield (
                     name.replace("_", " "),
                     place_name(place) + _reads(score, place),
-                    f"{place.value:.2f} ± {place.stderr:.2f}",
+                    measured(place.value, place.stderr),
                     f"{start.value:.2f}" if start.step < place.step else "",
                     _channels(frame, place),
                     meaning if repeats or score.on == "own" else f"{meaning}, off-distribution",
