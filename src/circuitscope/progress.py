@@ -130,6 +130,8 @@ class Lines(_Counts):
             raise RunFailed(f"cannot write the output: {error.strerror}") from None
 
     def _speed(self) -> str:
+        if self.done == self.first:  # nothing is known yet
+            return f"{'':5} {'':7}  {'':4} {'':6}"
         return f"{self.rate:5.1f} steps/s  {self.seconds_left:4.0f} s left"
 
 
@@ -186,7 +188,7 @@ class Bar(_Counts):
 
 
 def _checkpoints(saved: int | None) -> str:
-    return "" if saved is None else f"  {saved} checkpoints"
+    return "" if saved is None else f"  {saved} checkpoint{'s' if saved != 1 else ''}"
 
 
 def watching(stream: Stream | None = None, stays: bool = False) -> Progress:

@@ -188,7 +188,13 @@ def test_names_of_ours_cannot_be_taken():
         (["analyze", "--steps", "x"], "steps are all, numbers such as"),
         (["analyze", "runs/tyni"], "did you mean 'tiny'"),
         (["zoom", "--from", "3"], "give both ends of the stretch"),
-        (["zoom"], "no bump in the validation loss of runs/tiny; name a stretch with --from and --to"),
+        (
+            ["zoom"],
+            "no bump in the validation loss of runs/tiny (too few points to judge: 4 where at least 8 are needed);"
+            " name a stretch with --from and --to",
+        ),
+        (["zoom", "--from", "0", "--to", "3", "--every", "0"], "a checkpoint is saved every 1 or more steps, got 0"),
+        (["plot", "analysis", "causal"], "the analysis 'causal' has no figure; those with one: decay, scores"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(circuitscope, arguments, says):
@@ -206,7 +212,8 @@ def test_no_checkpoints_and_one_checkpoint(circuitscope):
     code, out, _ = circuitscope("analyze")
     assert code == 0
     assert "1 checkpoint (0 to 0)" in out
-    assert "too few points to judge: 1" in out
+    assert "  not judged: binding L0H0, recall L0H0" in out
+    assert out.count("(too few points to judge: 1 where at least 8 are needed)") == 1
     for path in folder.glob("step-*"):
         path.unlink()
     code, _, err = circuitscope("analyze")
@@ -320,3 +327,12 @@ def test_the_name_of_a_run_and_what_its_files_say_reach_neither_the_terminal_nor
     for key, written in (("name", r"a\u202eb"), ("heading", r"a\u202eb"), ("state", r"\x1b[2J")):
         assert told[key].isprintable()
         assert written in told[key]
+
+
+def test_a_run_without_mixing_matrices_and_one_that_diverged_are_said_to_be_so(circuitscope, tmp_path):
+    train(tiny(mixers="lstm", steps=2), root=tmp_path / "runs", name="lstm")
+    _, out, _ = circuitscope("analyze", "runs/lstm", "--sequences", "16", "--steps", "0")
+    assert out.splitlines()[1] == "no scores: no layer has a mixing matrix Φ, whose weight they measure"
+    Run("runs/lstm").write_status("diverged", 1, "loss is nan at step 1")
+    _, out, _ = circuitscope("analyze", "runs/lstm", "--sequences", "16", "--steps", "0")
+    assert out.splitlines()[1] == "the run is not finished: diverged at step 1: loss is nan at step 1"

@@ -111,13 +111,15 @@ def _analyze(
     from circuitscope.analysis.registry import ANALYSES, refusal
     from circuitscope.progress import watching
     from circuitscope.viz.registry import words_of
-    from circuitscope.viz.words.heading import heading
+    from circuitscope.viz.words.heading import heading, state
 
     asked = asked | ({"scores"} if induction else set())
     added = set(ANALYSES) if everything else set(_WITH_SCORES) if induction else set()
     found = []
     for run in runs:
         _print(heading(run, choose_steps(steps, saved_steps(run)), sequences))
+        if ended := state(run):
+            _print(f"the run is not finished: {ended}")
         names = []
         for name in ANALYSES:
             why = refusal(name, run) if name in added - asked else ""

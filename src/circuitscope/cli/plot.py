@@ -150,9 +150,11 @@ def _draw_analysis(
 ) -> None:
     """Computes an analysis of the runs, unless that was done before, and draws its figure."""
     from circuitscope.analysis.registry import ANALYSES
-    from circuitscope.errors import unknown
+    from circuitscope.errors import UserError, unknown
     from circuitscope.viz.registry import FIGURES, by_label
 
+    if name in ANALYSES and name not in FIGURES:
+        raise UserError(f"the analysis '{name}' has no figure; those with one: {', '.join(sorted(FIGURES))}")
     if name not in ANALYSES or name not in FIGURES:
         raise unknown("figure of an analysis", name, FIGURES)
     chosen = _begin(runs, out)

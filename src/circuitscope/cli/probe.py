@@ -18,6 +18,7 @@ def probe(
         list[str] | None,
         typer.Option(
             "--probe",
+            metavar="NAME",
             help="Name of a probe, or a YAML file; can be repeated. Without it: the list of probes.",
             show_default=False,
         ),

@@ -8,7 +8,7 @@ _WIDTH = 160  # used where the output is not a terminal
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints a plain table, wrapped to the width of the terminal, or to 160 columns in a file or a pipe.
 
-    A column that is blank in every row is left out.
+    A column that is blank in every row is left out; a table without rows prints nothing.
     """
     import sys
 
@@ -19,6 +19,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     listed = list(rows)
+    if not listed:
+        return
     shown = [i for i in range(len(columns)) if any(row[i] for row in listed)]
     for i in shown:
         table.add_column(escaped(columns[i]))

@@ -133,6 +133,7 @@ def train(
         list[str] | None,
         typer.Option(
             "--set",
+            metavar="KEY=VALUE",
             help="Any field of the config: --set model.d_model=128. Repeatable.",
             rich_help_panel=_RUN,
             show_default=False,

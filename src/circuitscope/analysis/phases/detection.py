@@ -114,7 +114,7 @@ def transitions(
     t, y, reps = _curve(steps, values, repeats)
     n = len(t)
     if n < FEWEST:
-        return Transitions((), np.nan, np.nan, f"too few points to judge: {n}, at least {FEWEST} are needed")
+        return Transitions((), np.nan, np.nan, f"too few points to judge: {n} where at least {FEWEST} are needed")
     grid, limit = _grid(t.tobytes()), critical(n)
     if np.ptp(y) == 0:
         return Transitions((), -np.inf, limit, "constant")
@@ -340,7 +340,7 @@ def verdict(
     if acc.shape != t.shape:
         raise UserError(f"accuracy must have one value per step: expected {t.shape}, got {acc.shape}")
     if not found.judged:
-        return Verdict("not judged", found.note, None, np.nan, np.nan)
+        return Verdict("not judged", f"not judged: the loss has {found.note}", None, np.nan, np.nan)
     drop = max((x for x in found if x.size < 0), key=lambda x: -x.size, default=None)
     if drop is None:
         return Verdict("smooth", f"no fall of the loss stands out ({found.note})", None, np.nan, np.nan)

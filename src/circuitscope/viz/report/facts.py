@@ -16,7 +16,7 @@ from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
 from circuitscope.viz.registry import words_of
 from circuitscope.viz.words.circuit import since
-from circuitscope.viz.words.heading import heading
+from circuitscope.viz.words.heading import heading, state
 from circuitscope.viz.words.phases import timeline_lines
 
 _POINTS = 1500  # points of a curve, at most
@@ -34,7 +34,7 @@ def facts(run: Run, scores: pd.DataFrame, sequences: int, progress: Progress) ->
         "name": escaped(run.name or run.path.resolve().name),
         "heading": heading(run, steps, sequences),
         "recipe": _recipe(run),
-        "state": _state(run),
+        "state": state(run),
         "config": run.config.dump(),
         "curves": _curves(run),
         "chance": run.config.task.chance,
@@ -159,15 +159,6 @@ def _recipe(run: Run) -> str:
         f" {positions}, {model.vocab_size:,} tokens; {examples}, {train.steps} steps of"
         f" {train.batch_size}, lr {train.lr:g} {train.schedule}, weight decay {train.weight_decay:g}, seed {train.seed}"
     )
-
-
-def _state(run: Run) -> str:
-    """How the run ended, or "" if it finished or nothing is known."""
-    status = run.status
-    state = status.get("state")
-    if state in (None, "finished"):
-        return ""
-    return escaped(f"{state} at step {status.get('step')}" + (f": {m}" if (m := status.get("message")) else ""))
 
 
 def _number(value: float) -> float | None:

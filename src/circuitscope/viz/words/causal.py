@@ -10,7 +10,7 @@ from circuitscope.analysis.measured import measured
 from circuitscope.viz.registry import Said, TextTable, words
 
 _NO_EFFECT = {
-    "interchange": "the model answers the same when two values of the context are exchanged, so there is nothing to"
+    "interchange": "the model does not tell apart prompts in which two values are exchanged, so there is nothing to"
     " restore"
 }
 
@@ -20,8 +20,10 @@ def causal_words(found: Results) -> Iterator[Said]:
     """One table of the strongest effects at the last checkpoint."""
     frame, name = found["causal"], table_path(found.run, "causal", found.sequences).name
     last = frame[frame.step == frame.step.max()]
-    measurable = last[last.value.notna()]
-    yield TextTable(("intervention", "where", "effect"), list(causal_lines(measurable, name)))
+    something = last[last.value.notna() & (last.value != 0)]
+    yield TextTable(("intervention", "where", "effect"), list(causal_lines(something, name)))
+    if nothing := int((last.value == 0).sum()):
+        yield f"{nothing} {'other ' if len(something) else ''}intervention{'s' if nothing > 1 else ''} changed nothing"
     for intervention, rows in last[last.value.isna()].groupby("intervention", sort=False):
         why = _NO_EFFECT.get(str(intervention), "the accuracy could not be measured")
         yield f"{intervention}: no effect to measure at {len(rows)} places, because {why}"
@@ -31,7 +33,7 @@ def causal_lines(frame: pd.DataFrame, table: str, most: int = 24) -> Iterator[tu
     """(intervention, where, effect), the strongest first; the rest are in the file `table`."""
     ranked = frame.loc[frame.value.abs().sort_values(ascending=False).index].head(most)
     for row in ranked.to_dict("records"):
-        layer = "" if row["where"][0] in "Lb" else f"L{row['layer']} "
+        layer = "" if row["where"].startswith(("L", "blocks.")) else f"L{row['layer']} "
         effect = f"{measured(row['value'], row['stderr'], sign=True)} {row['unit']}"
         yield row["intervention"], f"{layer}{row['where']}", effect
     if len(frame) > most:

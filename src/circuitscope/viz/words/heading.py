@@ -1,4 +1,4 @@
-"""The line above everything else that is printed about a run."""
+"""The lines above everything else that is said about a run: what it is, and how it ended."""
 
 from collections.abc import Sequence
 
@@ -15,3 +15,12 @@ def heading(run: Run, steps: Sequence[int], sequences: int) -> str:
     return (
         f"{escaped(run.path)}: {mixers} on {config.task.name} ({sizes}); {count}, {sequences} held-out sequences each"
     )
+
+
+def state(run: Run) -> str:
+    """How the run ended, or "" if it finished or nothing is known."""
+    status = run.status
+    state = status.get("state")
+    if state in (None, "finished"):
+        return ""
+    return escaped(f"{state} at step {status.get('step')}" + (f": {m}" if (m := status.get("message")) else ""))
