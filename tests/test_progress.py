@@ -106,7 +106,7 @@ def test_zoom_says_in_a_pipe_how_far_it_is(run):
     lines = out.getvalue().splitlines()
     assert lines[0] == f"repeating steps 0 to 6 of {run.path}"
     assert [" ".join(line.split()[:3]) for line in lines[1:]] == [f"repeat step {s}/6" for s in range(1, 7)]
-    assert all("steps/s" in line and "checkpoints" in line for line in lines[1:])
+    assert all("steps/s" in line and "checkpoint" in line for line in lines[1:])
 
 
 @pytest.mark.parametrize("terminal", [True, False])

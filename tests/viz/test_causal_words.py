@@ -61,7 +61,7 @@ def test_a_plain_table_names_its_file_too(tmp_path, monkeypatch):
 def test_interventions_that_change_nothing_are_counted_not_listed(tmp_path):
     nothing = [("knockout in Φ", 0, f"key<-{role}", "accuracy lost", 0.0, 0.0) for role in ("key", "value")]
     rows, sentences = told(made_up_run(tmp_path), 0.25, more=nothing)
-    assert (len(rows), sentences) == (4, ["2 other interventions changed nothing"])
+    assert (len(rows), sentences) == (4, ["knockout in Φ: nothing changed at 2 places"])
 
 
 def test_a_place_that_does_not_name_its_layer_is_told_with_it(tmp_path):

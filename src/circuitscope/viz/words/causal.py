@@ -22,11 +22,15 @@ def causal_words(found: Results) -> Iterator[Said]:
     last = frame[frame.step == frame.step.max()]
     something = last[last.value.notna() & (last.value != 0)]
     yield TextTable(("intervention", "where", "effect"), list(causal_lines(something, name)))
-    if nothing := int((last.value == 0).sum()):
-        yield f"{nothing} {'other ' if len(something) else ''}intervention{'s' if nothing > 1 else ''} changed nothing"
+    for intervention, rows in last[last.value == 0].groupby("intervention", sort=False):
+        yield f"{intervention}: nothing changed at {_places(rows)}"
     for intervention, rows in last[last.value.isna()].groupby("intervention", sort=False):
         why = _NO_EFFECT.get(str(intervention), "the accuracy could not be measured")
-        yield f"{intervention}: no effect to measure at {len(rows)} places, because {why}"
+        yield f"{intervention}: no effect to measure at {_places(rows)}, because {why}"
+
+
+def _places(rows: pd.DataFrame) -> str:
+    return f"{len(rows)} place{'s' if len(rows) > 1 else ''}"
 
 
 def causal_lines(frame: pd.DataFrame, table: str, most: int = 24) -> Iterator[tuple[str, ...]]:

@@ -19,9 +19,6 @@ _HEAD = re.compile(r"L\d+H\d+")
 def score_words(found: Results) -> Iterator[Said]:
     """One table with a line for each score that tables show; a score of edges has a line for each matrix."""
     frame, steps = found["scores"], found.steps
-    if not len(frame):
-        yield "no scores: no layer has a mixing matrix Φ, whose weight they measure"
-        return
     first = f"step {steps[0]}" if len(steps) > 1 else ""
     repeats = found.run.config.task.batch(0, size=1).layout.period is not None
     columns = (
@@ -32,7 +29,8 @@ def score_words(found: Results) -> Iterator[Said]:
         "strongest channels",
         "share of the weight, unless said otherwise",
     )
-    yield TextTable(columns, list(score_lines(frame, repeats)))
+    lines = list(score_lines(frame, repeats))
+    yield TextTable(columns, lines) if lines else "no scores: no layer has a mixing matrix Φ, whose weight they measure"
 
 
 def score_lines(frame: pd.DataFrame, repeats: bool) -> Iterator[tuple[str, ...]]:
