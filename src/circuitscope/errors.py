@@ -7,11 +7,18 @@ import difflib
 from collections.abc import Iterable
 
 
-class UserError(Exception):
+class _OneLine(Exception):
+    """An error whose message is one line, whatever names and values it quotes."""
+
+    def __str__(self) -> str:
+        return escaped(super().__str__())
+
+
+class UserError(_OneLine):
     """The input was bad. The command line prints the message as one line and exits with code 2."""
 
 
-class RunFailed(Exception):
+class RunFailed(_OneLine):
     """A run started and could not continue. The command line exits with code 1."""
 
 
@@ -67,6 +74,14 @@ def described(value: object) -> str:
     if shape is None:
         return shown(value)
     return f"{type(value).__name__} of shape {list(shape)} and type {str(getattr(value, 'dtype', '')).split('.')[-1]}"
+
+
+def escaped(text: object) -> str:
+    """A text without the characters that a terminal acts on: a newline in a name becomes \\n, an escape \\x1b.
+
+    Names of runs, paths and the values of a config may come from anywhere. Whatever is printed goes through here.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def shown(value: object, most: int = 80) -> str:

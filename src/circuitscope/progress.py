@@ -8,7 +8,7 @@ import sys
 import time
 from typing import IO, Any, Protocol, cast, runtime_checkable
 
-from circuitscope.errors import RunFailed
+from circuitscope.errors import RunFailed, escaped
 
 _SECONDS = 10.0  # `Lines` prints a line at least this often
 
@@ -123,13 +123,15 @@ class Lines(_Counts):
     def say(self, line: str) -> None:
         self.told = time.monotonic()
         try:
-            print(line, file=self.stream or sys.stdout, flush=True)
+            print(escaped(line), file=self.stream or sys.stdout, flush=True)
         except BrokenPipeError:
             raise
         except OSError as error:  # the disk of the output is full; the run itself may be on another disk
             raise RunFailed(f"cannot write the output: {error.strerror}") from None
 
     def _speed(self) -> str:
+        if self.done == self.first:  # nothing is known yet
+            return f"{'':5} {'':7}  {'':4} {'':6}"
         return f"{self.rate:5.1f} steps/s  {self.seconds_left:4.0f} s left"
 
 
@@ -182,11 +184,11 @@ class Bar(_Counts):
         self.bar.update(self.task, metric=metric, saved=_checkpoints(saved).strip())
 
     def say(self, line: str) -> None:
-        self.bar.console.print(line, markup=False, highlight=False)
+        self.bar.console.print(escaped(line), markup=False, highlight=False)
 
 
 def _checkpoints(saved: int | None) -> str:
-    return "" if saved is None else f"  {saved} checkpoints"
+    return "" if saved is None else f"  {saved} checkpoint{'s' if saved != 1 else ''}"
 
 
 def watching(stream: Stream | None = None, stays: bool = False) -> Progress:

@@ -116,5 +116,5 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
             package = point.dist.name if point.dist is not None else point.value
             raise UserError(
                 f"the installed package {package}, which provides the {self.kind} '{point.name}', cannot be loaded:"
-                f" {type(error).__name__}: {error}; repair or uninstall it"
+                f" {type(error).__name__}: {' '.join(str(error).split())}; repair or uninstall it"
             ) from None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from circuitscope.analysis.phases.detection import Transition, transitions
+from circuitscope.analysis.phases.detection import Transition, Transitions, transitions
 from circuitscope.analysis.phases.timeline import curves_of
 from circuitscope.errors import UserError
 from circuitscope.progress import Progress
@@ -66,13 +66,17 @@ def zoom_in(
     if not run.steps:
         raise UserError(f"{run.path} has no checkpoints to compare a repetition with")
     if (first is None) != (last is None):
-        raise UserError("give both ends of the stretch, or neither")
+        raise UserError("give both ends of the stretch, --from and --to, or neither")
+    if every is not None and every < 1:
+        raise UserError(f"a checkpoint is saved every 1 or more steps, got {every}")
     bump = None
     if first is None or last is None:
-        bump = loss_bump(run)
+        falls = _loss_transitions(run)
+        bump = _largest_fall(falls)
         if bump is None:
+            why = "" if falls.judged else f" ({falls.note})"
             raise UserError(
-                f"no bump in the validation loss of {run.path}; name a stretch with --from and --to, for example"
+                f"no bump in the validation loss of {run.path}{why}; name a stretch with --from and --to, for example"
                 f" --from {run.steps[0]} --to {run.steps[-1]}"
             )
         margin = (bump.end - bump.onset) / 4
@@ -86,6 +90,13 @@ def zoom_in(
 
 def loss_bump(run: Run) -> Transition | None:
     """The largest downward step of a run's validation loss, if there is one."""
+    return _largest_fall(_loss_transitions(run))
+
+
+def _loss_transitions(run: Run) -> Transitions:
     loss = curves_of(run)["loss"]
-    drops = [t for t in transitions(loss.steps, loss.values, repeats=loss.repeats) if t.size < 0]
-    return min(drops, key=lambda t: t.size, default=None)
+    return transitions(loss.steps, loss.values, repeats=loss.repeats)
+
+
+def _largest_fall(found: Transitions) -> Transition | None:
+    return min((t for t in found if t.size < 0), key=lambda t: t.size, default=None)

@@ -6,15 +6,18 @@ import sys
 import pandas as pd
 import pytest
 
+from circuitscope.analysis.checkpoints.runner import analyze as analyze_run
 from circuitscope.analysis.registry import ANALYSES, analysis, run_analysis
 from circuitscope.analysis.scores import rows as scoring
 from circuitscope.cli import main as program
 from circuitscope.cli.analyze import analyze
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError
+from circuitscope.progress import Silent
 from circuitscope.runs.run import Run
 from circuitscope.training.trainer import train
 from circuitscope.viz.registry import FIGURES, WORDS, TextTable, figure, words
+from circuitscope.viz.report.facts import facts
 from circuitscope.viz.style import Sheet
 from registered import added_to
 from tiny_run import tiny
@@ -185,7 +188,13 @@ def test_names_of_ours_cannot_be_taken():
         (["analyze", "--steps", "x"], "steps are all, numbers such as"),
         (["analyze", "runs/tyni"], "did you mean 'tiny'"),
         (["zoom", "--from", "3"], "give both ends of the stretch"),
-        (["zoom"], "no bump in the validation loss of runs/tiny; name a stretch with --from and --to"),
+        (
+            ["zoom"],
+            "no bump in the validation loss of runs/tiny (too few points to judge: 4 where at least 8 are needed);"
+            " name a stretch with --from and --to",
+        ),
+        (["zoom", "--from", "0", "--to", "3", "--every", "0"], "a checkpoint is saved every 1 or more steps, got 0"),
+        (["plot", "analysis", "causal"], "the analysis 'causal' has no figure; those with one: decay, scores"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(circuitscope, arguments, says):
@@ -203,7 +212,8 @@ def test_no_checkpoints_and_one_checkpoint(circuitscope):
     code, out, _ = circuitscope("analyze")
     assert code == 0
     assert "1 checkpoint (0 to 0)" in out
-    assert "too few points to judge: 1" in out
+    assert "  not judged: binding L" in out
+    assert out.count("(too few points to judge: 1 where at least 8 are needed)") == 1
     for path in folder.glob("step-*"):
         path.unlink()
     code, _, err = circuitscope("analyze")
@@ -297,3 +307,32 @@ def test_the_heading_gives_the_sizes_that_the_task_names(circuitscope, monkeypat
     monkeypatch.setattr("circuitscope.tasks.MQAR.sizes", lambda self: {"depth": 7})
     _, out, _ = circuitscope("analyze", "--circuit", "--sequences", "16")
     assert "on mqar (depth 7); 5 checkpoints" in out
+
+
+def test_the_name_of_a_run_and_what_its_files_say_reach_neither_the_terminal_nor_the_report_as_they_are(circuitscope):
+    hostile = Run("runs/tiny").path.rename("runs/a\u202eb")
+    (hostile / "status.json").write_text(
+        '{"state": "stopped\\u001b[2J", "step": "1\\u001b[2J", "message": "\\u001b[2J"}'
+    )
+    for arguments in (
+        ["analyze", "--sequences", "16", "--steps", "0,12"],
+        ["plot", "dynamics", "--no-scores"],
+        ["phi"],
+    ):
+        code, out, err = circuitscope(*arguments)
+        assert code == 0
+        assert all(line.isprintable() for line in [*out.splitlines(), *err.splitlines()]), arguments
+        assert r"runs/a\u202eb" in out
+    told = facts(Run(hostile), analyze_run(hostile, sequences=16, steps=[0, 12]), 16, Silent())
+    for key, written in (("name", r"a\u202eb"), ("heading", r"a\u202eb"), ("state", r"\x1b[2J")):
+        assert told[key].isprintable()
+        assert written in told[key]
+
+
+def test_a_run_without_mixing_matrices_and_one_that_diverged_are_said_to_be_so(circuitscope, tmp_path):
+    train(tiny(mixers="lstm", steps=2), root=tmp_path / "runs", name="lstm")
+    _, out, _ = circuitscope("analyze", "runs/lstm", "--sequences", "16", "--steps", "0")
+    assert out.splitlines()[1] == "no scores: no layer has a mixing matrix Φ, whose weight they measure"
+    Run("runs/lstm").write_status("diverged", 1, "loss is nan at step 1")
+    _, out, _ = circuitscope("analyze", "runs/lstm", "--sequences", "16", "--steps", "0")
+    assert out.splitlines()[1] == "the run is not finished: diverged at step 1: loss is nan at step 1"

@@ -172,7 +172,16 @@ BAD = {
     "train --dry-run --lr nan": "train.lr",
     "train --dry-run --lr inf": "train.lr",
     "train --dry-run --lr fast": "--lr",
-    "train --dry-run --examples some": "task.examples",
+    "train --dry-run --examples some": "task.examples: expected an integer, got 'some'",
+    "train --dry-run --layers abc": "circuitscope: --layers: expected an integer, got 'abc'",
+    "train --dry-run --lr fast ": "--lr: expected a number, got 'fast'",
+    "train --dry-run --steps 0:10": "--steps: expected an integer, got '0:10'",
+    "train --dry-run --set model.d_model=nine": "model.d_model: expected an integer, got 'nine'",
+    "train --dry-run --steps 0": "train.steps: expected at least 1, got 0",
+    "train --dry-run --model mamba --mixers mamba": "circuitscope: give --model or --mixers, not both",
+    "analyze --sequences 1": "--sequences: expected at least 2, got '1'",
+    "report --channels many": "--channels: expected an integer, got 'many'",
+    "phi --example one": "--example: expected an integer, got 'one'",
     "train --dry-run --positions rotary": "rotary",
     "train --dry-run --mixers atention": "did you mean 'attention'",
     "train --dry-run --task mqra": "did you mean 'mqar'",
@@ -184,6 +193,8 @@ BAD = {
     "train --dry-run --set model.n_heads=2": "did you mean 'model.mixers.*.n_heads'",
     "train --dry-run --set task.seq_len=32": "did you mean 'task.length'",
     "train --dry-run --set seq_len=32": "did you mean 'task.length'",
+    "train --dry-run --set train.clip=": "--set train.clip: the value is empty; give one, or null for none",
+    "train . --dry-run": ". is a folder, and a config is a file",
     "train --dry-run --set model.d_model=[": "model.d_model",
     "train --dry-run --set train.lr=2001-99-99": "train.lr",
     "train --dry-run --set model=5": "model",
@@ -221,6 +232,53 @@ def test_bad_input_is_one_line_and_exit_code_2(circuitscope, tmp_path, arguments
     assert BAD[arguments] in result.err
     assert result.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["train", "--name", ""], "--name"),
+        (["train", "--name="], "--name"),
+        (["train", "--task", " "], "--task"),
+        (["train", "--runs", ""], "--runs"),
+        (["train", "--wandb", ""], "--wandb"),
+        (["train", "--set", ""], "--set"),
+        (["phi", "--scale", ""], "--scale"),
+        (["phi", "--top", "1", "--by", ""], "--by"),
+        (["phi", "--mark", ""], "--mark"),
+        (["phi", "--factor", ""], "--factor"),
+        (["probe", "--probe", "bound-value", "--hooks", ""], "--hooks"),
+        (["plot", "decay", ""], "an argument"),
+    ],
+)
+def test_an_empty_text_is_refused_with_the_name_of_its_option(circuitscope, tmp_path, arguments, what):
+    result = circuitscope(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"circuitscope: {what} is empty; give it a value, or leave it out\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_in_a_config_and_on_the_command_line_cannot_reach_the_terminal_as_they_are(circuitscope, tmp_path):
+    hostile = "a\nb\t\x1b[2Jc"
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump({"train": {hostile: 1}}))
+    (tmp_path / "value.yaml").write_text(yaml.safe_dump({"train": {"lr": hostile}}))
+    for arguments in (
+        ["train", "bad.yaml", "--dry-run"],
+        ["train", "value.yaml", "--dry-run"],
+        ["train", f"{hostile}.yaml"],
+        ["train", "--name", hostile],
+        ["train", "--task", hostile],
+        ["train", "--set", f"train.{hostile}=1"],
+        ["train", "--resume", hostile],
+        ["train", f"--{hostile}"],
+        ["train", "--lr", hostile],
+        ["analyze", hostile],
+        [hostile],
+    ):
+        result = circuitscope(*arguments)
+        assert (result.code, result.out) == (2, ""), arguments
+        assert result.err.removesuffix("\n").isprintable(), arguments
+        assert "\\x1b[2Jc" in result.err, arguments
 
 
 def test_a_bad_config_file_with_a_flag_is_one_line(circuitscope, tmp_path):

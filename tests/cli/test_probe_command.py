@@ -82,6 +82,15 @@ def test_causal_prints_what_is_lost(circuitscope):
     assert re.search(r"^blocks.0.hook_resid_post +value +2 +0\.\d{3}", out, re.MULTILINE)
 
 
+def test_dashes_are_explained_once(circuitscope, tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "about: m\ntarget: bound-key\nroles: [value]\nmodel: candidates\ncontrol: none\n"
+    )
+    code, out, err = circuitscope("probe", "--probe", "mine.yaml", "--steps", 12, "--sequences", 60)
+    assert code == 0, err
+    assert out.count("a dash stands where no control was fitted: the probe says control: none\n") == 1
+
+
 def test_twice_is_once(circuitscope):
     circuitscope("probe", "--probe", "bound-value", "--sequences", 63, "--steps", "0,3")
     code, _, err = circuitscope("probe", "--probe", "bound-value", "--sequences", 63, "--steps", "0,3")

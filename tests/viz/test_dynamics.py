@@ -55,7 +55,7 @@ def test_chance_is_one_over_the_pairs_and_axes_are_named(run):
     loss, accuracy = dynamics([run]).axes
     chance = [x for x in accuracy.lines if x.get_linestyle() == ":"]
     assert [tuple(x.get_ydata()) for x in chance] == [(0.25, 0.25)]
-    assert "chance 0.25" in [t.get_text() for t in accuracy.texts]
+    assert "any value of the context: 0.25" in [t.get_text() for t in accuracy.texts]
     assert (loss.get_ylabel(), accuracy.get_ylabel(), accuracy.get_xlabel()) == ("loss", "query accuracy", "step")
 
 

@@ -429,7 +429,7 @@ def test_the_bump_is_shaded_from_onset_to_end_and_chance_is_drawn(show, single, 
         assert (left, left + width) == pytest.approx(tuple(x), abs=0.1)
     assert view.locator("line.event").count() == 2
     assert view.get_by_text("loss falls, 3 to 9").count() == 1
-    assert view.get_by_text("chance 1/2").count() == 1
+    assert view.get_by_text("any value of the context: 1/2").count() == 1
     chance = float(view.locator("line.level").get_attribute("y1"))
     ticks = {t.text_content(): t for t in view.locator(".chart").nth(1).locator("text.tick").all()}
     half = float(ticks["0.5"].get_attribute("y")) - 3.5

@@ -111,18 +111,20 @@ def _analyze(
     from circuitscope.analysis.registry import ANALYSES, refusal
     from circuitscope.progress import watching
     from circuitscope.viz.registry import words_of
-    from circuitscope.viz.words.heading import heading
+    from circuitscope.viz.words.heading import heading, state
 
     asked = asked | ({"scores"} if induction else set())
     added = set(ANALYSES) if everything else set(_WITH_SCORES) if induction else set()
     found = []
     for run in runs:
-        print(heading(run, choose_steps(steps, saved_steps(run)), sequences))
+        _print(heading(run, choose_steps(steps, saved_steps(run)), sequences))
+        if ended := state(run):
+            _print(f"the run is not finished: {ended}")
         names = []
         for name in ANALYSES:
             why = refusal(name, run) if name in added - asked else ""
             if why and everything:
-                print(f"{name} is left out: {why}")
+                _print(f"{name} is left out: {why}")
             if not why and name in asked | added:
                 names.append(name)
         with watching() as progress:
@@ -134,7 +136,7 @@ def _analyze(
             backs = name in added - asked and not everything
             for said in words.in_brief(found[-1]) if backs and words.in_brief else words.say(found[-1]):
                 _print(said)
-        print(f"tables: {run.path / 'analysis'}")
+        _print(f"tables: {run.path / 'analysis'}")
     for name in ANALYSES:
         having = [one for one in found if name in one]
         if having and words_of(name).side_by_side:
@@ -145,8 +147,9 @@ def _analyze(
 def _print(said: "Said") -> None:
     """Prints a line or a plain table."""
     from circuitscope.cli.table import print_table
+    from circuitscope.errors import escaped
 
     if isinstance(said, str):
-        print(said)
+        print(escaped(said))
     else:
         print_table(said.columns, said.rows)

@@ -17,7 +17,7 @@ def doctor() -> None:
     device = choose_device("auto")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     console.print(
-        f"python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} CPU threads"
+        f"python {platform.python_version()}, torch {torch.__version__}, CPU threads: {torch.get_num_threads()}"
     )
     console.print(f"device: {device.type}, where training computes in {str(dtype).removeprefix('torch.')} by default")
     table = Table("kernel", "computed by", "why not by another", box=None, padding=(0, 2, 0, 0))

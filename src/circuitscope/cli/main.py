@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from circuitscope.cli import analyze, doctor, models, phi, plot, probe, report, runs, sweep, tasks, train, zoom
-from circuitscope.errors import RunFailed, UserError
+from circuitscope.cli import analyze, doctor, models, phi, plot, probe, report, runs, sweep, tasks, train, usage, zoom
+from circuitscope.errors import RunFailed, UserError, escaped
 
 _UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -67,13 +67,16 @@ def _run() -> int:
     """Runs the command line's words; gives the exit code."""
     debug = "--debug" in sys.argv
     args = [arg for arg in sys.argv[1:] if arg != "--debug"]
+    if empty := usage.empty(args):
+        _print_error(f"{empty} is empty; give it a value, or leave it out")
+        return 2
     wants_help = args in (["--help"], ["-h"])
     warnings.showwarning = _print_warning
     try:
         code = app(args=[] if wants_help else args, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
-        message = error.format_message()
+        message = usage.told(error)
         if message:
             _print_error(message)
         return 0 if wants_help else 2
@@ -129,6 +132,6 @@ def _cannot_write(error: OSError) -> int:
 
 def _print_error(message: str) -> None:
     try:
-        print("circuitscope: " + " ".join(message.split()), file=sys.stderr, flush=True)
+        print("circuitscope: " + escaped(" ".join(message.split())), file=sys.stderr, flush=True)
     except OSError:  # then the exit code says it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

@@ -23,6 +23,7 @@ def list_models(
     from rich.table import Table
 
     from circuitscope import models
+    from circuitscope.errors import UserError
     from circuitscope.models.accounting import parameters, state_size, training_flops_per_token
     from circuitscope.models.presets import PRESETS
 
@@ -31,9 +32,15 @@ def list_models(
     for column in ("parameters", "state", "MFLOPs"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("what it is")
+    impossible: list[UserError] = []
     for name, preset in PRESETS.items():
         options = {} if layers is None else {"n_layers": layers}
-        model = models.model(name, d_model=d_model, max_length=length, **options)
+        try:
+            model = models.model(name, d_model=d_model, max_length=length, **options)
+        except UserError as error:
+            impossible.append(error)
+            table.add_row(name, "–", "–", "–", f"not possible here: {error}")
+            continue
         state = state_size(model)
         table.add_row(
             name,
@@ -42,6 +49,8 @@ def list_models(
             f"{training_flops_per_token(model, length) / 1e6:.2f}",
             preset.about,
         )
+    if len(impossible) == len(PRESETS):
+        raise impossible[0]
     Console().print(table)
     print(f"counted at width {d_model}, length {length}, vocabulary 8,192; state: floats per sequence, or 'grows' if")
     print("it grows with the length; MFLOPs: millions of FLOPs per token in training, forward and backward")

@@ -91,7 +91,8 @@ def phi(
     """
     from typing import Any, cast
 
-    from circuitscope.errors import UserError
+    from circuitscope.cli.listed import names
+    from circuitscope.errors import UserError, escaped
     from circuitscope.runs.run import Run, newest_run
     from circuitscope.viz.phi_figure import phi_figure
     from circuitscope.viz.style import check_ending, save
@@ -99,47 +100,38 @@ def phi(
     check_ending(out)
     if step is not None and steps is not None:
         raise UserError("give --step or --steps, not both")
+    if top is not None and heads is not None:
+        raise UserError("give --heads by number or --top, not both")
+    if by is not None and top is None:
+        raise UserError("--by says which score --top ranks by; give --top too")
     chosen = Run(run) if run is not None else newest_run()
     figure = phi_figure(
         chosen,
         layer,
         steps=step if step is not None else steps,
         example=example,
-        factors=None if factors is None else _names(factors),
-        heads=None if heads is None else _heads(heads),
+        factors=None if factors is None else names("--factors", factors),
+        heads=None if heads is None else _heads(heads.strip().replace("-", "_")),
         top=top,
         by=by,
         scale=cast(Any, scale),
-        mark=_listed(mark) if mark else (),
+        mark=() if mark is None else names("--mark", mark),
     )
     asked = {"example": example or None, "": factors, "head": heads, "top": top, "by": by, "scale": scale, "mark": mark}
     parts = [f"{name}{value}" for name, value in asked.items() if value is not None]
     when = f"steps{_safe(steps)}" if steps is not None else f"step{step if step is not None else chosen.steps[-1]}"
     name = "-".join([f"phi-L{layer % chosen.config.model.n_layers}", when, *map(_safe, parts)])
     for path in save(figure, out or chosen.path / "figures" / f"{name}.png", data=data):
-        print(path)
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _names(text: str) -> str | list[str]:
-    names = _listed(text)
-    return "all" if names == ["all"] else names
+        print(escaped(path))
 
 
 def _heads(text: str) -> "UnitChoice":
     from circuitscope.analysis.pictures.layer import MEANS
-    from circuitscope.errors import unknown
+    from circuitscope.cli.listed import numbers
 
-    parts = _listed(text.replace("mean-abs", "mean_abs"))
-    if parts in (["all"], ["mean"], ["mean_abs"]):
-        return parts[0]  # type: ignore[return-value]
-    for part in parts or [text]:
-        if not part.isdecimal():
-            raise unknown("choice of heads", part, ["all", *MEANS, "numbers such as 0,5"])
-    return [int(part) for part in parts]
+    if text in ("all", *MEANS):
+        return text  # type: ignore[return-value]
+    return numbers("--heads", text, f"all, {', '.join(MEANS)}, or ")
 
 
 def _safe(text: str) -> str:

@@ -38,7 +38,10 @@ def dynamics(
     scores: Annotated[bool, typer.Option(help="Draw scores, such as recall, below loss and accuracy.")] = True,
     together: Annotated[bool, typer.Option(help="Draw runs that differ only in their seed as one curve.")] = True,
 ) -> None:
-    """Loss, accuracy and scores over training steps, with the chance level and the loss bump shaded."""
+    """Loss, accuracy and scores over training steps, with the level of answering with any value of the context.
+
+    The loss bump is shaded.
+    """
     from circuitscope.viz.dynamics import dynamics as draw
 
     chosen = _begin(runs, out)
@@ -59,8 +62,10 @@ def scores(
     ] = None,
 ) -> None:
     """Circuit scores over training steps: every place of one run, or the best place of several."""
-    listed = [n.strip() for n in names.split(",")] if names else None
-    _draw_analysis("scores", runs, out, data, steps, sequences, names=listed)
+    from circuitscope.cli import listed
+
+    chosen = None if names is None else listed.names("--scores", names)
+    _draw_analysis("scores", runs, out, data, steps, sequences, names=chosen)
 
 
 @app.command()
@@ -74,12 +79,9 @@ def decay(
     layers: Annotated[str | None, typer.Option(help="Layers, for example 0,2.", show_default="all")] = None,
 ) -> None:
     """Decay of off-diagonal terms: the profile m(δ) of |Φ| over training on a log axis, and its fitted rate."""
-    from circuitscope.errors import UserError
+    from circuitscope.cli.listed import numbers
 
-    parts = [part.strip() for part in layers.split(",")] if layers else None
-    if parts and not all(part.isdecimal() for part in parts):
-        raise UserError(f"layers are numbers such as 0,2, got '{layers}'")
-    wanted = [int(part) for part in parts] if parts else None
+    wanted = None if layers is None else numbers("--layers", layers)
     _draw_analysis("decay", runs, out, data, steps, sequences, factor=factor, layers=wanted)
 
 
@@ -130,10 +132,11 @@ def _begin(runs: Sequence[Path] | None, out: Path | None) -> "list[Run]":
 
 
 def _end(figure: "Sheet", runs: "Sequence[Run]", out: Path | None, name: str, data: bool) -> None:
+    from circuitscope.errors import escaped
     from circuitscope.viz.style import save
 
     for path in save(figure, out or runs[0].path / "figures" / f"{name}.png", data=data):
-        print(path)
+        print(escaped(path))
 
 
 def _draw_analysis(
@@ -147,9 +150,11 @@ def _draw_analysis(
 ) -> None:
     """Computes an analysis of the runs, unless that was done before, and draws its figure."""
     from circuitscope.analysis.registry import ANALYSES
-    from circuitscope.errors import unknown
+    from circuitscope.errors import UserError, unknown
     from circuitscope.viz.registry import FIGURES, by_label
 
+    if name in ANALYSES and name not in FIGURES:
+        raise UserError(f"the analysis '{name}' has no figure; those with one: {', '.join(sorted(FIGURES))}")
     if name not in ANALYSES or name not in FIGURES:
         raise unknown("figure of an analysis", name, FIGURES)
     chosen = _begin(runs, out)

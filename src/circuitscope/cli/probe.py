@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from circuitscope.cli.table import print_table
+from circuitscope.errors import escaped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,6 +18,7 @@ def probe(
         list[str] | None,
         typer.Option(
             "--probe",
+            metavar="NAME",
             help="Name of a probe, or a YAML file; can be repeated. Without it: the list of probes.",
             show_default=False,
         ),
@@ -76,6 +78,7 @@ def _probe(
     data: bool,
 ) -> None:
     from circuitscope.analysis import probes as engine
+    from circuitscope.cli import listed
     from circuitscope.errors import UserError
     from circuitscope.progress import watching
     from circuitscope.runs.run import Run, newest_run
@@ -95,7 +98,7 @@ def _probe(
                 run,
                 definition,
                 steps=steps,
-                hooks=[hook.strip() for hook in hooks.split(",")] if hooks else None,
+                hooks=None if hooks is None else listed.names("--hooks", hooks),
                 sequences=engine.SEQUENCES if sequences is None else sequences,
                 causal=causal,
                 directions=directions,
@@ -103,7 +106,7 @@ def _probe(
             )
         _print(frame, definition.about, causal)
         for written in save(draw(frame), out or run.path / "figures" / f"probe-{definition.name}.png", data=data):
-            print(written)
+            print(escaped(written))
 
 
 def _list() -> None:
@@ -129,8 +132,12 @@ def _print(frame: "pd.DataFrame", about: str, causal: bool) -> None:
         cells += [f"{row.n_test:,}"]
         cells += [_share(before[row.hook, row.role])] if first != last else []
         lines.append(cells)
-    print(f"{rows['run'].iloc[0]}, step {last}, {rows.probe.iloc[0]}: {about}")
+    print(escaped(f"{rows['run'].iloc[0]}, step {last}, {rows.probe.iloc[0]}: {about}"))
     print_table(columns, lines)
+    if rows.accuracy.isna().any():
+        print("a dash stands where the activations are not finite: the run diverged")
+    elif rows.control.isna().any():
+        print("a dash stands where no control was fitted: the probe says control: none")
     if causal:
         print("the same directions projected out of the model at these positions:")
         print_table(
@@ -141,9 +148,11 @@ def _print(frame: "pd.DataFrame", about: str, causal: bool) -> None:
 
 def _removed(row: Any) -> list[str]:
     """What a removal costs, beside what it costs to remove as many directions of the control task, or random ones."""
+    from circuitscope.analysis.measured import measured
+
     if row.left != row.left:
         return [row.hook, row.role, *["–"] * 6]
-    lost = f"{_share(row.lost)} ± {_share(row.lost_stderr)}"
+    lost = measured(row.lost, row.lost_stderr)
     return [
         *(row.hook, row.role, str(row.directions), _share(row.left), _share(row.model_accuracy), lost),
         *(_share(row.lost_control), _share(row.lost_random)),

@@ -30,6 +30,7 @@ def report(
     A slider over the checkpoints moves through loss, accuracy, scores and the mixing matrices of every
     layer and head. Checkpoints that were not analyzed yet are analyzed first; their tables are kept.
     """
+    from circuitscope.errors import escaped
     from circuitscope.progress import watching
     from circuitscope.viz.report import report as make
 
@@ -42,4 +43,4 @@ def report(
         typer.echo("circuitscope: stopped; what was analyzed is kept and will be reused", err=True)
         raise typer.Exit(130) from None
     path = made.save(out)
-    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB): open it in a browser")
+    print(f"{escaped(path)} ({path.stat().st_size / 1e6:.1f} MB): open it in a browser")

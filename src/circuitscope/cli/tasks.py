@@ -40,7 +40,10 @@ def show(
     ] = None,
     pairs: Annotated[int | None, typer.Option(help="Key-value pairs.", show_default="few enough for a screen")] = None,
     assign: Annotated[
-        list[str] | None, typer.Option("--set", help="Any option of the task: --set filler=zero.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Any option of the task: --set filler=zero.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Print small examples of a task, with roles in colour and the labels below."""

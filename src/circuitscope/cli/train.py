@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from circuitscope.errors import UserError, escaped
+
 if TYPE_CHECKING:
     from circuitscope.config import RunConfig
 
@@ -159,6 +161,7 @@ def train(
         list[str] | None,
         typer.Option(
             "--set",
+            metavar="KEY=VALUE",
             help="Any field of the config: --set model.d_model=128. Repeatable.",
             rich_help_panel=_RUN,
             show_default=False,
@@ -219,7 +222,7 @@ def train(
         "train.wandb": wandb,
     }
     if model is not None and mixers is not None:
-        raise typer.BadParameter("give --model or --mixers, not both")
+        raise UserError("give --model or --mixers, not both")
     given: dict[str, Any] = {path: value for path, value in flags.items() if value is not None}
     _run(config, given, assign or [], resume, name, runs, dry_run)
 
@@ -236,7 +239,7 @@ def _run(
     import sys
 
     if resumed is not None and (path or given or assign or name or root or dry_run):
-        raise typer.BadParameter(
+        raise UserError(
             "--resume continues a run as it was configured and takes no other option;"
             " to change something start a new run"
         )
@@ -255,7 +258,7 @@ def _run(
         else:
             run = api.train(config, root=root, name=name, progress=progress)
     except Interrupted as stop:
-        print(f"circuitscope: {stop}", file=sys.stderr)
+        print(f"circuitscope: {escaped(stop)}", file=sys.stderr)
         raise typer.Exit(stop.exit_code) from None
     _summary(run)
 
@@ -290,4 +293,4 @@ def _summary(run: Any) -> None:
         when = f", 99% first at step {int(reached.iloc[0].step)}"
     print(f"validation {' '.join(task.shown(last[task.metric]).split())} at step {int(last.step)}{when}")
     print(f"trained in {last.get('seconds', 0):.0f} s, {len(run.steps)} checkpoints")
-    print(f"run: {run.path}")
+    print(f"run: {escaped(run.path)}")

@@ -25,6 +25,7 @@ def zoom(
     saved a checkpoint, the weights are compared bit by bit. New checkpoints join the run's own.
     """
     from circuitscope.cli.analyze import analyze
+    from circuitscope.errors import escaped
     from circuitscope.progress import watching
     from circuitscope.runs.run import Run, newest_run
     from circuitscope.zoom import zoom_in
@@ -32,5 +33,5 @@ def zoom(
     chosen = Run(run) if run is not None else newest_run()
     found = zoom_in(chosen, first=first, last=last, every=every, progress=watching())
     for line in found.sentences():
-        print(line)
+        print(escaped(line))
     analyze([chosen.path], induction=True, steps=f"{found.first}:{found.last}", sequences=sequences)

@@ -31,12 +31,20 @@ def read_yaml(path: Path) -> Any:
     try:
         data = _plain_data(path.read_text())
         return {} if data is None else data
+    except IsADirectoryError:
+        has = f"; did you mean {path / 'config.yaml'}?" if (path / "config.yaml").is_file() else ""
+        raise UserError(f"{path} is a folder, and a config is a file{has}") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except RecursionError:
         raise UserError(f"{path} is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: the date 2001-99-99, UnicodeDecodeError
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path} is not valid YAML: {_without_source(error)}") from None
+
+
+def _without_source(error: Exception) -> str:
+    """What YAML says, in one line, without the name that it gives to a text."""
+    return " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
 
 
 def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
@@ -45,7 +53,9 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
     for pair in pairs:
         path, equals, text = pair.partition("=")
         if not equals or not path:
-            raise UserError(f"--set takes KEY=VALUE, for example model.d_model=128, got '{pair}'")
+            raise UserError(f"--set takes KEY=VALUE, for example model.d_model=128, got {shown(pair)}")
+        if not text.strip():
+            raise UserError(f"--set {path}: the value is empty; give one, or null for none")
         if path in out:
             raise UserError(f"--set gives '{path}' twice; give it once")
         try:

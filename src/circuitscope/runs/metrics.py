@@ -125,7 +125,8 @@ def last_step(run: Path) -> int | None:
         return None
     for line in reversed(lines):
         row = _parsed(line.decode(errors="replace")) or {}
-        if _is_step(step := row.get("step", row.get("resumed_from")), least=-1):
+        step: Any = row.get("step", row.get("resumed_from"))
+        if _is_step(step, least=-1):
             return max(0, int(step))
     return None
 

@@ -235,8 +235,10 @@ def create_run(
     By default its name is MIXER-TASK-NUMBER with the next free number. It never touches an existing run.
     """
     folder = runs_root(root)
-    if name is not None and not re.fullmatch(r"[^/\\\0.][^/\\\0]*", name):
-        raise UserError(f"a run's name is one folder name that does not start with a dot, got '{name}'")
+    if name is not None and not (re.fullmatch(r"[^/\\.][^/\\]*", name) and name.isprintable() and name.strip()):
+        raise UserError(
+            f"a run's name is one folder name of printable characters that does not start with a dot, got {shown(name)}"
+        )
     _check_text(folder / (name or ""))
     temporary = folder / f".new-{os.getpid()}-{time.time_ns()}"
     try:

@@ -1,7 +1,7 @@
 """The base of every task: a frozen config that makes batches and describes itself to the rest of the package.
 
 A batch is a pure function of its arguments. Training, analysis and figures ask the task for its roles, loss, metric,
-chance level and sizes; nothing outside a task's own file knows tasks by name.
+the level of answering with any value of the context, and sizes; nothing outside a task's own file knows tasks by name.
 """
 
 from abc import abstractmethod
@@ -89,7 +89,10 @@ class Task(Section):
 
     @property
     def chance(self) -> float | None:
-        """The metric of a guess among the answers that the context offers; None if it offers none."""
+        """The metric of answering with any of the answers that the context offers; None if it offers none.
+
+        It is no bound from below: a model that has not learned to pick from the context scores far less.
+        """
         return None
 
     @property

@@ -84,7 +84,7 @@ class MQAR(TokenTask):
 
     @property
     def chance(self) -> float:
-        """The accuracy of answering with an arbitrary value of the context."""
+        """The accuracy of answering with any value of the context."""
         return 1 / self.pairs
 
     @property

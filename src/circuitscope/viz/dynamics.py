@@ -173,7 +173,7 @@ def _draw_chance(accuracy: Axes, runs: Sequence[Run]) -> None:
     for chance in sorted({level for run in runs if (level := run.config.task.chance) is not None}):
         accuracy.axhline(chance, color="0.5", ls=":", lw=1)
         accuracy.annotate(
-            f"chance {chance:.3g}",
+            f"any value of the context: {chance:.3g}",
             (0, chance),
             xytext=(4, 3),
             textcoords="offset points",

@@ -93,7 +93,7 @@ def heatmap(
     chosen = [Panel(_array(panels), "")] if not isinstance(panels, Sequence) else list(panels)
     if not chosen:
         raise UserError("a heatmap needs at least one panel")
-    scale = scale or default_scale(chosen)
+    scale = default_scale(chosen) if scale is None else scale
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
     lengths = {len(panel.values) for panel in chosen}

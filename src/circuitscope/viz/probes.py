@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from circuitscope.errors import UserError
 from circuitscope.tasks import Role
-from circuitscope.viz.style import COLOURS, GREY, STYLES, Sheet, look, plain
+from circuitscope.viz.style import COLOURS, GREY, STYLES, Sheet, look, plain, written
 
 _COLUMNS = ["run", "step", "layer", "hook", "role", "accuracy", "low", "high", "control", "selectivity", "chance"]
 
@@ -59,7 +59,7 @@ def probes(frame: pd.DataFrame, *, bump: tuple[float, float] | None = None) -> S
         for axes in grid.ravel():
             plain(axes)
         figure.legend(*grid[0, -1].get_legend_handles_labels(), loc="outside right upper", frameon=False)
-        run = f"{frame['run'].iloc[0]}: " if "run" in frame else ""
+        run = f"{written(frame['run'].iloc[0])}: " if "run" in frame else ""
         figure.suptitle(f"{run}{frame['probe'].iloc[0]}", x=0.01, ha="left")
     return figure
 

@@ -82,6 +82,7 @@ def by_label(runs: "Sequence[Run]", tables: "Sequence[pd.DataFrame]") -> "dict[s
 
 
 def _plain(name: str, found: "Results") -> Iterator[Said]:
+    from circuitscope.analysis.checkpoints.runner import table_path
     from circuitscope.analysis.registry import ANALYSES
 
     wanted, frame = ANALYSES[name], found[name]
@@ -94,7 +95,7 @@ def _plain(name: str, found: "Results") -> Iterator[Said]:
     rows = [[_cell(row[column]) for column in wanted.columns] for row in frame.head(_MOST).to_dict("records")]
     yield TextTable(list(wanted.columns), rows)
     if len(frame) > _MOST:
-        yield f"and {len(frame) - _MOST} more rows in {name}.parquet"
+        yield f"and {len(frame) - _MOST} more rows in {table_path(found.run, name, found.sequences).name}"
     for column, meaning in wanted.means.items():
         yield f"  {column}: {meaning}"
 

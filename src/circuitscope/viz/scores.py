@@ -39,7 +39,7 @@ def scores(frames: Mapping[str, pd.DataFrame], *, names: Sequence[str] | None = 
     for name in names or ():
         if name not in have:
             raise unknown("score", name, have)
-    chosen = list(names or have)
+    chosen = list(have if names is None else names)
     if not chosen:
         raise UserError("the runs have no scores to draw")
     columns = min(len(chosen), 3)

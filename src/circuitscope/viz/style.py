@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from circuitscope.errors import UserError
+from circuitscope.errors import UserError, escaped
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 STYLES = ("-", "--", "-.", ":")
@@ -67,7 +67,7 @@ def look() -> Iterator[None]:
 
 def written(name: str) -> str:
     """A name as matplotlib writes it letter by letter: $ opens no formula, and a first _ hides no legend entry."""
-    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
+    return (" " if name.startswith("_") else "") + escaped(name).replace("$", r"\$")
 
 
 def plain(axes: Axes) -> None:

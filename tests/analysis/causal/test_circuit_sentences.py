@@ -2,7 +2,9 @@
 
 import pytest
 
-from circuitscope.analysis.causal.circuit import find_circuit
+from circuitscope.analysis.causal.circuit import Circuit, Part, find_circuit
+from circuitscope.analysis.causal.interventions import Effect
+from circuitscope.viz.words.circuit import circuit_lines
 from planted import planted_conv_attention, planted_conv_mamba, planted_rwkv, planted_task
 
 BATCH = planted_task().batch(0, split="test", size=32)
@@ -41,3 +43,32 @@ def test_a_conv_on_the_keys_is_inside_the_pattern_and_nothing_is_said_of_a_scan(
     nothing, recall = found.sentences()
     assert nothing.startswith("no place found where binding is done")
     assert recall.startswith("L0H0 moves 1.00 of its weight at a query to the bound value")
+
+
+def circuit(accuracy):
+    """A circuit whose two knockouts cost all of the accuracy."""
+    effect = Effect(before=accuracy, after=0.0, lost=accuracy, stderr=0.0011, n=256)
+    parts = [
+        Part(step, step, layer, 0, "pattern", True, 0.3, 0.01, (0, 0.3), effect)
+        for layer, step in enumerate(("binding", "recall"))
+    ]
+    return Circuit(parts, *parts, composition=0.2, chance=0.25)
+
+
+def test_where_there_is_no_recall_to_explain_no_accuracy_is_attributed_to_any_place():
+    found = circuit(0.02)
+    assert found.sentences() == [
+        "no recall to explain: accuracy 0.02, and answering with any value of the context gives 0.25"
+    ]
+    assert (found.parts, found.found) == ((), False)
+    assert [line[0] for line in circuit_lines(found)] == ["  binding", "  recall"]  # no star
+
+
+def test_where_there_is_recall_each_part_is_told_with_the_loss_and_its_error():
+    found = circuit(0.9)
+    assert found.sentences()[1:] == [
+        "L1H0 moves 0.30 of its weight at a query to the bound value; removing those edges costs 1.00 of the accuracy"
+        " (0.90 to 0.00, a loss of 0.900 ± 0.001)",
+        "the second reads the first through its keys: K-composition +0.20 above that of random weights",
+    ]
+    assert [line[0] for line in circuit_lines(found)] == ["* binding", "* recall"]

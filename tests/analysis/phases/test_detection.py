@@ -149,6 +149,12 @@ def test_a_bump_is_read_against_chance(ceiling, kind):
     assert result.after == pytest.approx(ceiling, abs=0.02)
 
 
+def test_the_level_beside_the_accuracy_is_called_what_it_is_and_left_out_where_the_context_offers_no_value():
+    curves = recall_curves(0.95)
+    assert verdict(STEPS, *curves, chance=0.25).sentence.endswith(" after; any value of the context gives 25.0%")
+    assert verdict(STEPS, *curves, chance=0.0).sentence.endswith("% after")
+
+
 def test_one_lucky_evaluation_does_not_make_accuracy():
     loss, accuracy = recall_curves(0.24)
     accuracy[25] = 0.6

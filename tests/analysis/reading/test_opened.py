@@ -94,7 +94,6 @@ def test_of_the_factors_only_those_named():
     model = cs.model("attention", conv_on="v", n_layers=1, d_model=16, vocab_size=64, max_length=16).eval()
     assert {m.product.name for m in matrices(model, TOKENS)} == {"pattern", "conv"}
     assert {m.product.name for m in matrices(model, TOKENS, ["conv"])} == {"conv"}
-    assert list(matrices(attention(), TOKENS, ["conv"])) == []
 
 
 def test_the_last_slice_of_a_matrix_says_so(monkeypatch):
@@ -260,6 +259,19 @@ def test_matrices_are_chosen_by_the_names_that_layers_give_them(asked, found):
     model = cs.HookedLM(cs.models.ModelConfig(mixers=("mamba", "attention"), d_model=8, vocab_size=64, max_length=16))
     tokens = torch.arange(12).reshape(2, 6)
     assert [(m.layer, m.product.name) for m in matrices(model, tokens, asked)] == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("nope", "unknown factor 'nope'; valid: pattern, phi"),
+        (["patern"], "unknown factor 'patern'; did you mean 'pattern'"),
+        (["phi", "conv"], "unknown factor 'conv'; valid: pattern, phi"),
+    ],
+)
+def test_a_factor_that_no_layer_has_is_an_error(asked, says):
+    with pytest.raises(cs.UserError, match=says):
+        list(matrices(attention(), TOKENS, asked))
 
 
 def test_a_factor_that_gives_fewer_units_than_it_says_is_an_error():

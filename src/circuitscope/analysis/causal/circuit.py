@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 
 from circuitscope.analysis.causal.interventions import Effect, knock_out
+from circuitscope.analysis.measured import measured
 from circuitscope.analysis.reading.gradients import without_gradients
 from circuitscope.analysis.reading.opened import matrices, opened
 from circuitscope.analysis.registry import Row, analysis
@@ -79,7 +80,7 @@ class Part:
         when = "" if since is None else f" from step {since:.0f}"
         return (
             f"{does}{when}; removing those edges costs {e.share:.2f} of the accuracy"
-            f" ({e.before:.2f} to {e.after:.2f}, ±{e.stderr:.3f})"
+            f" ({e.before:.2f} to {e.after:.2f}, a loss of {measured(e.lost, e.stderr)})"
         )
 
 
@@ -90,7 +91,7 @@ class Circuit:
     tried: list[Part]
     binding: Part | None
     recall: Part | None
-    composition: float | None  # of the two heads through the keys, above chance; attention only
+    composition: float | None  # of the two heads through the keys, above that of random weights; attention only
     chance: float  # accuracy of answering with any value of the context
 
     @property
@@ -101,7 +102,12 @@ class Circuit:
     @property
     def found(self) -> bool:
         """Whether the model recalls, and both steps are used."""
-        return self.solved and self.binding is not None and self.recall is not None
+        return len(self.parts) == 2
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The places that carry recall, at most two; none where there is no recall to explain."""
+        return tuple(p for p in (self.binding, self.recall) if p is not None) if self.solved else ()
 
     def __repr__(self) -> str:
         parts = {"binding": self.binding, "recall": self.recall}
@@ -110,12 +116,12 @@ class Circuit:
 
     def sentences(self, since: Mapping[str, float] | None = None) -> list[str]:
         """The verdict in words; `since` gives the steps since which binding and recall are there."""
-        lines = []
         if self.tried and not self.solved:
-            lines.append(
+            return [
                 f"no recall to explain: accuracy {self.tried[0].effect.before:.2f}, and answering with any value of"
                 f" the context gives {self.chance:.2f}"
-            )
+            ]
+        lines = []
         for step, part in (("binding", self.binding), ("recall", self.recall)):
             if part is not None:
                 lines.append(part.sentence((since or {}).get(step)))
@@ -136,7 +142,10 @@ class Circuit:
     def _together(self) -> list[str]:
         assert self.binding is not None
         if self.composition is not None:
-            return [f"the second reads the first through its keys: K-composition {self.composition:+.2f} above chance"]
+            return [
+                f"the second reads the first through its keys: K-composition {self.composition:+.2f}"
+                " above that of random weights"
+            ]
         if self.binding.core:
             return []
         shift = self.binding.factor
@@ -219,7 +228,7 @@ def circuit_rows(model: HookedModel, batch: Batch) -> Iterator[Row]:
             "lost": part.effect.lost,
             "lost_stderr": part.effect.stderr,
             "n": part.effect.n,
-            "chosen": part in (found.binding, found.recall),
+            "chosen": part in found.parts,
             "composition": float("nan") if found.composition is None else found.composition,
             "chance": found.chance,
         }

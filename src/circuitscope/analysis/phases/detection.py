@@ -114,7 +114,7 @@ def transitions(
     t, y, reps = _curve(steps, values, repeats)
     n = len(t)
     if n < FEWEST:
-        return Transitions((), np.nan, np.nan, f"too few points to judge: {n}, at least {FEWEST} are needed")
+        return Transitions((), np.nan, np.nan, f"too few points to judge: {n} where at least {FEWEST} are needed")
     grid, limit = _grid(t.tobytes()), critical(n)
     if np.ptp(y) == 0:
         return Transitions((), -np.inf, limit, "constant")
@@ -323,12 +323,13 @@ def verdict(
     *,
     found: Transitions | None = None,
 ) -> Verdict:
-    """Is there a bump in the loss, and does accuracy rise above chance with it?
+    """Is there a bump in the loss, and does accuracy then rise above that of answering with any value of the context?
 
     "Without accuracy" means that after the largest fall of the loss accuracy stays at or below chance + 0.02. The
     accuracy that counts is the largest median of three evaluations in a row, so that one lucky evaluation does not.
 
     Args:
+        chance: the accuracy of answering with any value of the context; 0 if the context offers none.
         found: the transitions of the loss, if they are known already.
     """
     if not 0 <= chance <= 1:
@@ -339,7 +340,7 @@ def verdict(
     if acc.shape != t.shape:
         raise UserError(f"accuracy must have one value per step: expected {t.shape}, got {acc.shape}")
     if not found.judged:
-        return Verdict("not judged", found.note, None, np.nan, np.nan)
+        return Verdict("not judged", f"not judged: the loss has {found.note}", None, np.nan, np.nan)
     drop = max((x for x in found if x.size < 0), key=lambda x: -x.size, default=None)
     if drop is None:
         return Verdict("smooth", f"no fall of the loss stands out ({found.note})", None, np.nan, np.nan)
@@ -355,7 +356,8 @@ def verdict(
     )
     sentence = (
         f"{kind}: loss falls by {-drop.size:.3g} around step {drop.midpoint:.0f} ({drop.low:.0f} to {drop.high:.0f}); "
-        f"accuracy {before:.1%} before, {after:.1%} after, chance {chance:.1%}"
+        f"accuracy {before:.1%} before, {after:.1%} after"
+        + (f"; any value of the context gives {chance:.1%}" if chance else "")
     )
     return Verdict(kind, sentence, drop, before, after)
 

@@ -58,7 +58,7 @@ class Timeline:
 def _no_phases(run: Run) -> str:
     rows = run.metrics
     enough = len(rows) and (rows.split == "validation").sum() >= 2
-    return "" if enough else "fewer than two evaluations; nothing can be said about phases"
+    return "" if enough else "it was evaluated fewer than two times, so there are no curves to look for transitions in"
 
 
 @run_analysis(

@@ -108,7 +108,7 @@ def layer_pictures(
     scored: dict[tuple[str, int], tuple[str, float]] = {}
     if top is not None:
         ranked_on = reading.whole if reading.whole.name in names else products[0]
-        by = by or leading_score(batch.layout).name
+        by = leading_score(batch.layout).name if by is None else by
         ranked = strongest_units(model, held_out(run, _SEQUENCES).own, layer, ranked_on.name, by, top)
         units = [r.unit for r in ranked]
         scored = {(ranked_on.name, r.unit): (by, r.score) for r in ranked}
@@ -162,9 +162,11 @@ def chosen_products(reading: Reading, factors: str | Sequence[str] = "all") -> l
         factors: "all" for every factor in the order of multiplication, then Φ if it is a product, then all factors
             composed; or names of factors, "phi", "composed".
     """
-    if factors == "all":
+    if factors in ("all", ["all"]):
         return list(reading.products(diagonal=True).values()) or [reading.core]
     names = [factors] if isinstance(factors, str) else list(factors)
+    if "all" in names:
+        raise UserError(f"all stands for every factor and goes with no other name, got {shown(','.join(names))}")
     found = [reading.product(name) for name in names] or [reading.product(())]
     return list({product.name: product for product in found}.values())
 

@@ -260,7 +260,7 @@ def _hooks(model: HookedModel, data: ProbeData) -> list[str]:
 
 
 def _with_hooks(definition: Definition, hooks: Sequence[str] | None) -> Definition:
-    if not hooks:
+    if hooks is None:
         return definition
     return definition.model_copy(update={"hooks": tuple([hooks] if isinstance(hooks, str) else hooks)})
 

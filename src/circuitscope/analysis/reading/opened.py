@@ -52,7 +52,8 @@ def matrices(model: HookedModel, tokens: TokensLike, factors: str | Sequence[str
     """Every mixing matrix of a model in one pass, in slices of units of about 8 MB.
 
     Args:
-        factors: names of the factors to keep; by default all that are matrices (not diagonal).
+        factors: names of the factors to keep, of which some layers may have none; by default all that are matrices
+            (not diagonal). A name that no layer has is an error.
     """
     return opened(model).walk(tokens).matrices(factors)
 
@@ -93,13 +94,22 @@ class Walk(ABC):
 
     @without_gradients
     def matrices(self, factors: str | Sequence[str] | None = None) -> Iterator[Mixing]:
-        """Every mixing matrix, or those named that a layer has, in slices of units; "phi" is the core of any layer."""
+        """Every mixing matrix, or those named that a layer has, in slices of units; "phi" is the core of any layer.
+
+        Raises:
+            UserError: after the pass, if a name is not that of a matrix in any layer.
+        """
         named = [factors] if isinstance(factors, str) else factors
+        known = {"phi"}
         for layer, reading in self:
             for name, product in reading.products().items():
+                known.add(name)
                 if named is None or name in named or (product.core and "phi" in named):
                     for units, matrix in reading.slices(product):
                         yield Mixing(layer, product, units, matrix)
+        for name in named or ():
+            if name not in known:
+                raise unknown("factor", name, known)
 
 
 class Opened(ABC):

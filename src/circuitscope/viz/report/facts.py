@@ -11,12 +11,12 @@ from circuitscope.analysis.phases.timeline import Timeline, curve_at, place_name
 from circuitscope.analysis.pictures.choice import View
 from circuitscope.analysis.registry import ANALYSES
 from circuitscope.analysis.scores.registry import shown_in
-from circuitscope.errors import UserError
+from circuitscope.errors import UserError, escaped
 from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
 from circuitscope.viz.registry import words_of
 from circuitscope.viz.words.circuit import since
-from circuitscope.viz.words.heading import heading
+from circuitscope.viz.words.heading import heading, state
 from circuitscope.viz.words.phases import timeline_lines
 
 _POINTS = 1500  # points of a curve, at most
@@ -31,10 +31,10 @@ def facts(run: Run, scores: pd.DataFrame, sequences: int, progress: Progress) ->
     except UserError as error:
         when = error
     return {
-        "name": run.name or run.path.resolve().name,
+        "name": escaped(run.name or run.path.resolve().name),
         "heading": heading(run, steps, sequences),
         "recipe": _recipe(run),
-        "state": _state(run),
+        "state": state(run),
         "config": run.config.dump(),
         "curves": _curves(run),
         "chance": run.config.task.chance,
@@ -92,8 +92,7 @@ def _circuit(run: Run, last: int, sequences: int, when: Timeline | UserError, pr
         "circuit": found.sentences({} if isinstance(when, UserError) else since(when, found)),
         "parts": [
             {"score": part.step, "edges": part.edges, "layer": part.layer, "factor": part.factor}
-            for part in (found.binding, found.recall)
-            if part is not None
+            for part in found.parts
         ],
     }
 
@@ -160,15 +159,6 @@ def _recipe(run: Run) -> str:
         f" {positions}, {model.vocab_size:,} tokens; {examples}, {train.steps} steps of"
         f" {train.batch_size}, lr {train.lr:g} {train.schedule}, weight decay {train.weight_decay:g}, seed {train.seed}"
     )
-
-
-def _state(run: Run) -> str:
-    """How the run ended, or "" if it finished or nothing is known."""
-    status = run.status
-    state = status.get("state")
-    if state in (None, "finished"):
-        return ""
-    return f"{state} at step {status.get('step')}" + (f": {status['message']}" if status.get("message") else "")
 
 
 def _number(value: float) -> float | None:

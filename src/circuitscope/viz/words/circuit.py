@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from circuitscope.analysis.causal.circuit import Circuit
 from circuitscope.analysis.checkpoints.results import Results
+from circuitscope.analysis.measured import measured
 from circuitscope.analysis.phases.timeline import Timeline
 from circuitscope.viz.registry import Said, TextTable, words
 
@@ -24,23 +25,21 @@ def circuit_words(found: Results) -> Iterator[Said]:
 def circuit_lines(circuit: Circuit) -> Iterator[tuple[str, ...]]:
     """(part, edges, where, weight, strongest head or channel, accuracy lost): every place; * marks the circuit."""
     for p in circuit.tried:
-        mark = "*" if p in (circuit.binding, circuit.recall) else " "
+        mark = "*" if p in circuit.parts else " "
         yield (
             f"{mark} {p.step}",
             p.edges,
             p.place,
-            f"{p.weight:.2f} ± {p.stderr:.2f}",
+            measured(p.weight, p.stderr),
             f"{p.top[0]}: {p.top[1]:.2f}",
-            f"{p.effect.lost:+.3f} ± {p.effect.stderr:.3f}",
+            measured(p.effect.lost, p.effect.stderr, sign=True),
         )
 
 
 def since(timeline: Timeline, circuit: Circuit) -> dict[str, float]:
     """The step from which each part of a circuit is there: the midpoint of its score's largest rise."""
     out: dict[str, float] = {}
-    for part in (circuit.binding, circuit.recall):
-        if part is None:
-            continue
+    for part in circuit.parts:
         curves = (f"{part.edges} {part.place}", f"{part.step} L{part.layer} composed")
         rises = [t for name in curves for t in timeline.found.get(name, ()) if t.size > 0]
         if rises:

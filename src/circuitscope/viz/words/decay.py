@@ -8,7 +8,7 @@ from circuitscope.analysis.checkpoints.results import Results
 from circuitscope.viz.registry import TextTable, by_label, words
 
 _QUANTITIES = {
-    ("phi", "kappa_median"): "rate κ of |Φ|, median over heads",
+    ("phi", "kappa_median"): "rate κ of |Φ|, median over heads or channels",
     ("phi", "kappa_r2_median"): "R² of the exponential",
     ("phi", "power_median"): "exponent of the power law",
     ("phi", "power_r2_median"): "R² of the power law",
@@ -30,7 +30,8 @@ _LAGS = (1, 8, 32)
 def decay_words(*found: Results) -> Iterator[TextTable]:
     """One table with a column for each run."""
     frames = by_label([one.run for one in found], [one["decay"] for one in found])
-    yield TextTable(("", "decay", *frames), list(decay_lines(frames)))
+    several = any(frame.step.nunique() > 1 for frame in frames.values())
+    yield TextTable(("", "decay, first → last step" if several else "decay", *frames), list(decay_lines(frames)))
 
 
 def decay_lines(frames: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, ...]]:

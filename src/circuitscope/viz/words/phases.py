@@ -17,14 +17,19 @@ def phase_words(found: Results) -> Iterator[str]:
 def timeline_lines(timeline: Timeline) -> Iterator[str]:
     """The verdict, each transition, the order and the lags."""
     yield timeline.verdict.sentence
+    not_judged: dict[str, list[str]] = {}
     for name, several in timeline.found.items():
-        if not several:
-            yield f"  {name}: no transition" + (f" ({several.note})" if not several.judged else "")
+        if not several.judged:
+            not_judged.setdefault(several.note, []).append(name)
+        elif not several:
+            yield f"  {name}: no transition"
         for t in several:
             yield (
                 f"  {name}: {'rises' if t.size > 0 else 'falls'} by {abs(t.size):.2f}, steps {t.onset:.0f} to"
                 f" {t.end:.0f}, midpoint {t.midpoint:.0f} ({t.low:.0f} to {t.high:.0f})"
             )
+    for note, names in not_judged.items():
+        yield f"  not judged: {', '.join(names)} ({note})"
     if timeline.order.events:
         yield "order by midpoint: " + ", ".join(f"{e.name} {e.step:.0f}" for e in timeline.order.events)
     for first, second in pairwise(timeline.order.events):

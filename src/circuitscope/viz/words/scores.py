@@ -7,21 +7,30 @@ from typing import Any
 import pandas as pd
 
 from circuitscope.analysis.checkpoints.results import Results
+from circuitscope.analysis.measured import measured
 from circuitscope.analysis.phases.timeline import at_places, curve_at, place_name, strongest
 from circuitscope.analysis.scores.registry import Score, shown_in
-from circuitscope.viz.registry import TextTable, words
+from circuitscope.viz.registry import Said, TextTable, words
 
 _HEAD = re.compile(r"L\d+H\d+")
 
 
 @words("scores")
-def score_words(found: Results) -> Iterator[TextTable]:
+def score_words(found: Results) -> Iterator[Said]:
     """One table with a line for each score that tables show; a score of edges has a line for each matrix."""
     frame, steps = found["scores"], found.steps
     first = f"step {steps[0]}" if len(steps) > 1 else ""
     repeats = found.run.config.task.batch(0, size=1).layout.period is not None
-    columns = ("score", "where", f"step {steps[-1]}", first, "strongest channels", "share of the weight, or as said")
-    yield TextTable(columns, list(score_lines(frame, repeats)))
+    columns = (
+        "score",
+        "where",
+        f"step {steps[-1]}",
+        first,
+        "strongest channels",
+        "share of the weight, unless said otherwise",
+    )
+    lines = list(score_lines(frame, repeats))
+    yield TextTable(columns, lines) if lines else "no scores: no layer has a mixing matrix Φ, whose weight they measure"
 
 
 def score_lines(frame: pd.DataFrame, repeats: bool) -> Iterator[tuple[str, ...]]:
@@ -44,7 +53,7 @@ def score_lines(frame: pd.DataFrame, repeats: bool) -> Iterator[tuple[str, ...]]
                 yield (
                     name.replace("_", " "),
                     place_name(place) + _reads(score, place),
-                    f"{place.value:.2f} ± {place.stderr:.2f}",
+                    measured(place.value, place.stderr),
                     f"{start.value:.2f}" if start.step < place.step else "",
                     _channels(frame, place),
                     meaning if repeats or score.on == "own" else f"{meaning}, off-distribution",

@@ -37,7 +37,7 @@ class Curves {
       out.push({ title: "Loss", lines: losses, low: 0, high: Math.max(...every, 0.1), height: 118 });
     if (validation) {
       const { chance } = this.run;
-      const level = chance && { value: chance, name: `chance ${fraction(chance)}` };
+      const level = chance && { value: chance, name: `any value of the context: ${fraction(chance)}` };
       out.push({
         title: "Accuracy",
         lines: [held(validation, "accuracy")],
