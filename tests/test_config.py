@@ -284,7 +284,7 @@ def test_an_override_that_leads_nowhere_is_bad_input(data, path):
 
 
 def test_assignments_are_read_as_yaml():
-    pairs = ["model.d_model=128", "train.clip=null", "train.lr=1.0e-3", "task.filler=zero", "a=b=c", "x=[1, 2]", "y="]
+    pairs = ["model.d_model=128", "train.clip=null", "train.lr=1.0e-3", "task.filler=zero", "a=b=c", "x=[1, 2]"]
     assert parse_assignments(pairs) == {
         "model.d_model": 128,
         "train.clip": None,
@@ -292,8 +292,9 @@ def test_assignments_are_read_as_yaml():
         "task.filler": "zero",
         "a": "b=c",
         "x": [1, 2],
-        "y": None,
     }
+    with pytest.raises(cs.UserError, match="--set y: the value is empty; give one, or null for none"):
+        parse_assignments(["y="])
 
 
 def test_a_learning_rate_may_be_written_as_people_write_it():

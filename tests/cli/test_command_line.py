@@ -194,7 +194,7 @@ BAD = {
     "train --dry-run --set task.seq_len=32": "did you mean 'task.length'",
     "train --dry-run --set seq_len=32": "did you mean 'task.length'",
     "train --dry-run --set train.clip=": "--set train.clip: the value is empty; give one, or null for none",
-    "train . --dry-run": ". is a folder, and a config is a file",
+    "train . --dry-run": "cannot read .: it is a folder, and a config is a file",
     "train --dry-run --set model.d_model=[": "model.d_model",
     "train --dry-run --set train.lr=2001-99-99": "train.lr",
     "train --dry-run --set model=5": "model",

@@ -33,7 +33,7 @@ def read_yaml(path: Path) -> Any:
         return {} if data is None else data
     except IsADirectoryError:
         has = f"; did you mean {path / 'config.yaml'}?" if (path / "config.yaml").is_file() else ""
-        raise UserError(f"{path} is a folder, and a config is a file{has}") from None
+        raise UserError(f"cannot read {path}: it is a folder, and a config is a file{has}") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except RecursionError:
