@@ -150,7 +150,7 @@ def _type(annotation: Any, limits: str = "") -> str:
         return f"list of {_type(inner[0])}s"
     if inspect.isclass(annotation) and issubclass(annotation, Section):
         return "mapping"
-    word = _WORDS.get(annotation) or getattr(annotation, "__name__", str(annotation))
+    word = str(_WORDS.get(annotation) or getattr(annotation, "__name__", annotation))
     return f"{word} {limits}" if limits and annotation in (int, float) else word
 
 
