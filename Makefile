@@ -2,34 +2,45 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+TESTABLE := .venv/.testable
+PIP := $(BIN)/python -m pip install --quiet -c constraints.txt
 
-.PHONY: install chromium demo test test-fast lint types bench soak clean
+.PHONY: install demo chromium test test-fast lint types reference bench soak clean
 
 install: $(INSTALLED)
 
-# The last two are references for tests/oracles: their plain Python functions run on a CPU.
-# torch first and by itself: a plain range would pull gigabytes of CUDA packages.
+# What a user needs. torch first and by itself: a plain range would pull gigabytes of CUDA packages.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps flash-linear-attention fla-core triton
-	MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE \
-	  $(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --no-deps mamba-ssm
-	touch $(INSTALLED)
+	$(PIP) torch==2.13.0
+	$(PIP) -e .
+	touch $@
 
-demo: install
+# What the tests and benchmarks need besides. The last two commands install references for tests/oracles, whose plain
+# Python functions run on a CPU.
+$(TESTABLE): $(INSTALLED)
+	$(PIP) -e '.[test]'
+	$(PIP) --no-deps flash-linear-attention fla-core triton
+	MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE $(PIP) --no-build-isolation --no-deps mamba-ssm
+	touch $@
+
+demo: $(INSTALLED)
 	$(BIN)/circuitscope train --save-every 100
 	$(BIN)/circuitscope analyze --induction
 	$(BIN)/circuitscope plot dynamics
 	$(BIN)/circuitscope report
 
-lint: install
+lint: $(TESTABLE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: install
+types: $(TESTABLE)
 	$(BIN)/mypy
+
+# docs/config.md is made from the code; a test says so when it is stale.
+reference: $(INSTALLED)
+	$(BIN)/python -m circuitscope.config.fields > docs/config.md.new
+	mv docs/config.md.new docs/config.md
 
 # The report is tested in a real browser.
 chromium:
@@ -37,17 +48,20 @@ chromium:
 	  || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core) \
 	  || echo "*** NO CHROMIUM: the report will NOT be tested in a browser ***"
 
+# On two workers; tests/conftest.py says which tests stay together on one.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
 test: lint types chromium
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # Without what takes its time: tests marked slow, and the enforcement of annotations at run time.
 test-fast: lint types chromium
-	$(BIN)/python -m pytest -n 2 -m "not slow" -o addopts="-ra --strict-markers --strict-config"
+	$(PYTEST) -m "not slow" -o addopts="-ra --strict-markers --strict-config"
 
-bench: install
+bench: $(TESTABLE)
 	$(BIN)/python -m benchmarks
 
-soak: install
+soak: $(TESTABLE)
 	$(BIN)/python tests/faults/soak.py --kills 200
 
 clean:

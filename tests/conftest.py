@@ -2,6 +2,7 @@
 
 import os
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # some virtual machines announce AMX and trap on it
 
 import jaxtyping
@@ -22,13 +23,34 @@ settings.register_profile(
 settings.load_profile("circuitscope")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu run where there is a CUDA device and say so where there is none."""
-    if torch.cuda.is_available():
-        return
+TRAINED = ("default_run", "mamba_run", "one_layer_run")  # the fixtures below, which take a minute or more
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked gpu run where there is a CUDA device and say so where there is none; workers share out the tests."""
     for item in items:
-        if item.get_closest_marker("gpu"):
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and this machine has none"))
+    if hasattr(config, "workerinput"):
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+        items.sort(key=lambda item: (_trained(item) == "", item.get_closest_marker("slow") is None))
+
+
+def _group(item: pytest.Item) -> str:
+    """The tests that one worker runs, one after the other, so that no fixture is made twice.
+
+    They are those that read the same trained run, otherwise those of a file. The tests of faults stay together too:
+    they watch processes at work and must not disturb each other.
+    """
+    file = item.nodeid.partition("::")[0]
+    return _trained(item) or ("faults" if file.startswith("tests/faults") else file)
+
+
+def _trained(item: pytest.Item) -> str:
+    """The trained run that a test reads, or ""."""
+    return next((name for name in TRAINED if name in getattr(item, "fixturenames", ())), "")
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """The base of every part of a config: frozen, without unknown keys, and without booleans or infinities for numbers.
 
 A part also says which of its fields have no effect on a run's weights, and which fields were added in later versions.
+Beside each field stand its meaning (its description), its unit, and the rule of a default that depends on other fields;
+config/fields.py gathers them for `circuitscope train --fields` and docs/config.md.
 """
 
 from typing import Any, NamedTuple
@@ -17,6 +19,18 @@ class Added(NamedTuple):
 
     schema: int
     before: Any
+
+
+class Unit(NamedTuple):
+    """Says what a number counts or measures: `steps: Annotated[int, Unit("steps")]`."""
+
+    name: str
+
+
+class DefaultBy(NamedTuple):
+    """Says how a default is found that depends on other fields; the reference of the fields shows it as the default."""
+
+    rule: str
 
 
 class Section(BaseModel):

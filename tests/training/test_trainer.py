@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from circuitscope.config import RunConfig
 from circuitscope.errors import RunFailed
 from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.runs import checkpoints
 from circuitscope.runs.metrics import read_metrics
 from circuitscope.runs.run import Run
 from circuitscope.training.schedule import learning_rate
@@ -186,6 +188,13 @@ def test_a_huge_learning_rate_ends_as_diverged_with_only_finite_checkpoints(tmp_
     for tensors in saved(run.path).values():
         assert all(t.isfinite().all() for t in tensors.values())
     run.load()
+
+
+def test_the_last_good_checkpoint_is_named_although_it_is_still_being_written(tmp_path, monkeypatch):
+    write = checkpoints.write_checkpoint
+    monkeypatch.setattr(checkpoints, "write_checkpoint", lambda *args: (time.sleep(0.2), write(*args)))
+    with pytest.raises(Diverged, match="last good checkpoint: step 0"):
+        train(tiny(lr=1e30, clip=None), root=tmp_path, name="wild")
 
 
 def test_weights_that_overflow_in_the_last_update_are_not_saved(tmp_path):

@@ -27,7 +27,7 @@ def list_tasks(context: typer.Context) -> None:
         fields = [field for field in cls.model_fields if field not in ("name", "version")]
         rows.append((name, _about(cls), ", ".join(fields)))
     print_table(("task", "what it is", "options"), rows)
-    print("show one with: circuitscope tasks show NAME")
+    print("show one with: circuitscope tasks show NAME; its options: circuitscope train --fields task.NAME")
 
 
 @app.command()

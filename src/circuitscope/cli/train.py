@@ -162,7 +162,7 @@ def train(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Any field of the config: --set model.d_model=128. Repeatable.",
+            help="Any field of the config: --set model.d_model=128. Repeatable; --fields lists them.",
             rich_help_panel=_RUN,
             show_default=False,
         ),
@@ -182,12 +182,23 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved config and stop.", rich_help_panel=_RUN)
     ] = False,
+    fields: Annotated[
+        bool,
+        typer.Option(
+            "--fields",
+            help="List every field of the config with type, default, unit and meaning, and stop. A word after it picks"
+            " some: --fields warmup, --fields task.mqar, --fields mamba.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False,
 ) -> None:
     """Train a model on a recall task and save checkpoints densely.
 
     With no options: a 2-layer attention model learns multi-query associative recall, in a minute or
     two on 2 CPU cores. The run lands in runs/NAME with its config, metrics and checkpoints; a run that
     was stopped or killed continues with --resume to the same bits.
+
+    --set sets any field of the config; `circuitscope train --fields` lists them with their meaning.
     """
     flags = {
         "model.preset": model,
@@ -224,7 +235,25 @@ def train(
     if model is not None and mixers is not None:
         raise UserError("give --model or --mixers, not both")
     given: dict[str, Any] = {path: value for path, value in flags.items() if value is not None}
+    if fields:
+        if given or assign or resume or name or runs or dry_run:
+            raise typer.BadParameter("--fields takes no other option, only a word that picks some of the fields")
+        _print_fields("" if config is None else str(config))
+        return
     _run(config, given, assign or [], resume, name, runs, dry_run)
+
+
+def _print_fields(word: str) -> None:
+    """The fields that a word stands for, or all of them: a table for each section, narrow enough for any terminal."""
+    from circuitscope.cli.table import print_table
+    from circuitscope.config.fields import find, parts
+
+    for number, part in enumerate(find(word) if word else parts()):
+        print("\n" * bool(number) + f"{part.name}: {part.about}\nset by: circuitscope train {part.usage}")
+        if part.fields:
+            print_table(("field", "meaning, type, unit, default"), [(row.field, row.in_words()) for row in part.fields])
+        else:
+            print("no options")
 
 
 def _run(

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from circuitscope.section import Added, Section
+from circuitscope.section import Added, DefaultBy, Section, Unit
 
 _RECORDS = {"log_every", "save_every", "save_schedule", "resume_every", "keep_resume", "tensorboard", "wandb"}
 _MACHINE = {"device", "threads"}
@@ -14,53 +14,97 @@ _EVALUATION = {"eval_every", "eval_batches", "eval_batch_size", "early_stop"}
 class TrainConfig(Section):
     """How a run is optimized, evaluated and saved."""
 
-    steps: int = Field(default=1500, ge=1, lt=10**8, description="optimizer steps")
-    batch_size: int = Field(default=64, ge=1, description="examples per step")
-    lr: float = Field(default=1e-3, gt=0, description="peak learning rate")
+    steps: Annotated[int, Unit("steps")] = Field(
+        default=1500, ge=1, lt=10**8, description="optimizer steps of the whole run"
+    )
+    batch_size: Annotated[int, Unit("examples")] = Field(default=64, ge=1, description="examples in each step's batch")
+    lr: float = Field(default=1e-3, gt=0, description="peak learning rate, which the warmup ends at")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="learning rate after the warmup"
+        default="constant",
+        description="learning rate after the warmup: it stays at lr (constant), or falls to 0 at the last step,"
+        " in a straight line (linear) or along half a cosine (cosine)",
     )
-    warmup: float = Field(default=0.1, ge=0, le=1, description="share of the steps with a rising rate")
-    warmup_steps: Annotated[int | None, Added(2, before=None)] = Field(
-        default=None, ge=0, lt=10**8, description="steps with a rising rate, in place of warmup; none: use warmup"
+    warmup: Annotated[float, Unit("share of the steps")] = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="first part of the run, in which the learning rate rises in a straight line to lr; 0: no warmup",
     )
-    lr_groups: Annotated[dict[str, float], Added(2, before={})] = Field(
+    warmup_steps: Annotated[int | None, Added(2, before=None), Unit("steps"), DefaultBy("none: as warmup says")] = (
+        Field(default=None, ge=0, lt=10**8, description="length of the warmup in steps, in place of a share of the run")
+    )
+    lr_groups: Annotated[dict[str, float], Added(2, before={}), Unit("factors of lr")] = Field(
         default_factory=dict,
         description="factors of lr by parameter name, such as {'*.A_log': 0.1}; of several that match, the last counts",
     )
-    weight_decay: float = Field(default=1.0, ge=0, description="AdamW's decay of matrices; norms and biases have none")
-    beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's decay of the mean gradient")
-    beta2: float = Field(default=0.999, ge=0, lt=1, description="AdamW's decay of the mean squared gradient")
-    clip: float | None = Field(default=1.0, gt=0, description="largest gradient norm; none: no clipping")
+    weight_decay: float = Field(
+        default=1.0,
+        ge=0,
+        description="AdamW's decay: each step shrinks a matrix by the factor 1 - learning rate · weight_decay; norms,"
+        " biases and what a mixer exempts have none",
+    )
+    beta1: Annotated[float, Unit("share kept per step")] = Field(
+        default=0.9, ge=0, lt=1, description="AdamW's memory of the mean gradient"
+    )
+    beta2: Annotated[float, Unit("share kept per step")] = Field(
+        default=0.999, ge=0, lt=1, description="AdamW's memory of the mean squared gradient"
+    )
+    clip: Annotated[float | None, Unit("gradient norm")] = Field(
+        default=1.0, gt=0, description="a gradient over all parameters that is longer is cut to this; none: no clipping"
+    )
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="seed of the initial weights and, by default, of the examples"
     )
-    data_seed: int | None = Field(
-        default=None, ge=0, lt=2**63, description="seed of the examples; none: the same as seed"
+    data_seed: Annotated[int | None, DefaultBy("none: the same as seed")] = Field(
+        default=None, ge=0, lt=2**63, description="seed of the examples, training and held-out"
     )
 
-    eval_every: int = Field(default=50, ge=1, description="steps between evaluations on held-out examples")
-    eval_batches: int = Field(default=8, ge=1, description="batches per evaluation")
-    eval_batch_size: int = Field(default=64, ge=1, description="examples per evaluation batch")
-    log_every: int = Field(default=10, ge=1, description="steps between rows of metrics on the training loss")
-    early_stop: float | None = Field(
-        default=None, gt=0, le=1, description="stop at this validation accuracy; none: never"
+    eval_every: Annotated[int, Unit("steps")] = Field(
+        default=50,
+        ge=1,
+        description="steps between evaluations on held-out examples; the last step always has one",
+    )
+    eval_batches: Annotated[int, Unit("batches")] = Field(
+        default=8, ge=1, description="held-out batches per evaluation, each time the same ones"
+    )
+    eval_batch_size: Annotated[int, Unit("examples")] = Field(
+        default=64, ge=1, description="examples in each held-out batch"
+    )
+    log_every: Annotated[int, Unit("steps")] = Field(
+        default=10, ge=1, description="steps between rows of metrics.jsonl on the training loss"
+    )
+    early_stop: Annotated[float | None, Unit("share of the answers")] = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="stop once the metric on held-out examples, such as accuracy, is at least this; none: never",
     )
 
-    save_every: int = Field(default=100, ge=1, description="steps between checkpoints")
+    save_every: Annotated[int, Unit("steps")] = Field(
+        default=100, ge=1, description="steps between checkpoints; the first and the last step are always saved"
+    )
     save_schedule: Literal["every", "log"] = Field(
-        default="every", description="log: 1, 2, 4 … and then every save_every"
+        default="every",
+        description="every: steps 0, save_every, 2 · save_every …; log: also steps 1, 2, 4 … up to save_every",
     )
-    resume_every: int = Field(default=250, ge=1, description="steps between resume points (weights and optimizer)")
-    keep_resume: int = Field(default=4, ge=1, description="resume points kept, spread over the run")
+    resume_every: Annotated[int, Unit("steps")] = Field(
+        default=250, ge=1, description="steps between resume points (weights and optimizer state)"
+    )
+    keep_resume: Annotated[int, Unit("resume points")] = Field(
+        default=4, ge=1, description="how many resume points are kept, spread over the run"
+    )
 
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="where to train")
-    threads: int | None = Field(default=None, ge=1, le=4096, description="CPU threads; none: torch's choice")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="auto: bfloat16 autocast on CUDA, float32 elsewhere"
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        default="auto", description="where to train; auto: CUDA if there is one, else Apple's GPU (mps), else the CPU"
     )
-    tensorboard: bool = Field(default=False, description="also write TensorBoard events")
-    wandb: str | None = Field(default=None, description="also log to this Weights & Biases project")
+    threads: Annotated[int | None, Unit("threads"), DefaultBy("none: torch's choice")] = Field(
+        default=None, ge=1, le=4096, description="CPU threads"
+    )
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16"], DefaultBy("auto: bfloat16 autocast on CUDA, float32 elsewhere")
+    ] = Field(default="auto", description="number format of the computation; the weights are float32")
+    tensorboard: bool = Field(default=False, description="also write TensorBoard events into the run's folder")
+    wandb: str | None = Field(default=None, description="also log to this Weights & Biases project; none: do not")
 
     @field_validator("lr_groups")
     @classmethod

@@ -1,6 +1,6 @@
 """Causal softmax attention: Φ is the attention pattern itself. A config can add short convs before the projections."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch.nn.functional as F
 from einops import rearrange
@@ -18,6 +18,7 @@ from circuitscope.mixers.positions import alibi, rotate
 from circuitscope.mixers.reading import Build, Factor, Reading
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Heads, mix, short_convolve
+from circuitscope.section import Unit
 
 if TYPE_CHECKING:
     from circuitscope.lens import HookPoint
@@ -33,12 +34,15 @@ class AttentionConfig(MixerConfig):
     default_init: ClassVar[str] = "gpt2"
 
     name: Literal["attention"] = "attention"
-    n_heads: int = Field(default=1, ge=1, description="attention heads; must divide d_model")
+    n_heads: Annotated[int, Unit("heads")] = Field(default=1, ge=1, description="attention heads; must divide d_model")
     qkv_bias: bool = Field(default=True, description="bias in the query, key and value projections")
     conv_on: Literal["", "q", "k", "v", "qk", "qv", "kv", "qkv"] = Field(
-        default="", description="which of Q, K, V read a short conv of the stream instead of the stream"
+        default="",
+        description='which of Q, K, V read a short conv of the stream instead of the stream; "": none of them',
     )
-    conv_width: int = Field(default=4, ge=1, description="taps of each short conv")
+    conv_width: Annotated[int, Unit("taps")] = Field(
+        default=4, ge=1, description="length of each short conv; the last tap is the position itself"
+    )
     conv_activation: bool = Field(default=False, description="SiLU after each short conv")
 
     @property

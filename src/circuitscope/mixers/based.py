@@ -1,6 +1,6 @@
 """Based: causal linear attention with the second-order Taylor polynomial of the exponential as its kernel."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from einops import rearrange
 from jaxtyping import Float
@@ -14,6 +14,7 @@ from circuitscope.mixers.mixer import MixerConfig, check_divides
 from circuitscope.mixers.reading import Factor, Reading
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Heads, mix
+from circuitscope.section import DefaultBy, Unit
 
 Features = Float[Tensor, "batch pos head feature_dim"]
 
@@ -25,12 +26,18 @@ class BasedConfig(MixerConfig):
     default_init: ClassVar[str] = "gpt2"
 
     name: Literal["based"] = "based"
-    n_heads: int = Field(default=1, ge=1, description="heads")
-    feature_dim: int = Field(
+    n_heads: Annotated[int, Unit("heads")] = Field(
+        default=1, ge=1, description="heads; must divide d_model unless head_dim is given"
+    )
+    feature_dim: Annotated[int, Unit("channels per head")] = Field(
         default=16, ge=1, description="size d of queries and keys, for 1 + d + d² features; 8 in the MQAR studies"
     )
-    head_dim: int | None = Field(default=None, ge=1, description="size of values; none means d_model / n_heads")
-    window: int | None = Field(default=None, ge=1, description="positions a query sees, with its own; none means all")
+    head_dim: Annotated[int | None, Unit("channels per head"), DefaultBy("none: d_model / n_heads")] = Field(
+        default=None, ge=1, description="size of values"
+    )
+    window: Annotated[int | None, Unit("positions")] = Field(
+        default=None, ge=1, description="how far back a query sees, its own position included; none: to the start"
+    )
     eps: float = Field(default=1e-12, ge=0, description="added to the sum of a row before dividing by it")
 
 

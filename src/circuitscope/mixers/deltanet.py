@@ -1,6 +1,6 @@
 """DeltaNet and Gated DeltaNet: the state is a linear map from keys to values, which every write corrects."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from circuitscope.mixers.mixer import MixerConfig, check_divides
 from circuitscope.mixers.reading import Build, DeltaTransition, Factor, Reading, State
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Channels, Heads, mix, short_convolve
+from circuitscope.section import DefaultBy, Unit
 
 PerHead = Float[Tensor, "batch pos head"]
 Gate = Float[Tensor, "batch pos head d_value"]
@@ -26,11 +27,21 @@ class DeltaConfig(MixerConfig):
     """What both delta rules have in common."""
 
     gated: ClassVar[bool]
-    n_heads: int = Field(default=1, ge=1, description="heads; must divide d_model unless d_key and d_value are given")
-    d_key: int | None = Field(default=None, ge=1, description="size of queries and keys; none means d_model / n_heads")
-    d_value: int | None = Field(default=None, ge=1, description="size of values; none means d_model / n_heads")
-    conv_width: int = Field(default=4, ge=1, description="taps of the short convs on queries, keys and values")
-    allow_neg_eigval: bool = Field(default=False, description="β goes up to 2, so a write can flip what a key held")
+    n_heads: Annotated[int, Unit("heads")] = Field(
+        default=1, ge=1, description="heads; must divide d_model unless d_key and d_value are given"
+    )
+    d_key: Annotated[int | None, Unit("channels per head"), DefaultBy("none: d_model / n_heads")] = Field(
+        default=None, ge=1, description="size of queries and keys"
+    )
+    d_value: Annotated[int | None, Unit("channels per head"), DefaultBy("none: d_model / n_heads")] = Field(
+        default=None, ge=1, description="size of values"
+    )
+    conv_width: Annotated[int, Unit("taps")] = Field(
+        default=4, ge=1, description="length of the short convs on queries, keys and values"
+    )
+    allow_neg_eigval: bool = Field(
+        default=False, description="β goes up to 2, not 1, so a write can flip what a key held"
+    )
     norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the norm on each head's output")
 
 

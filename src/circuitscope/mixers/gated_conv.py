@@ -1,6 +1,6 @@
 """Gated short conv: the layer that alternates with linear attention in the Based stack for MQAR."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from jaxtyping import Float
 from pydantic import Field
@@ -12,13 +12,14 @@ from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import Factor, Reading
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Channels, mix
+from circuitscope.section import Unit
 
 
 class GatedConvConfig(MixerConfig):
     """W_o(gate ⊙ conv(v)), gate and v linear in x."""
 
     name: Literal["gated_conv"] = "gated_conv"
-    conv_width: int = Field(default=3, ge=1, description="taps of the conv")
+    conv_width: Annotated[int, Unit("taps")] = Field(default=3, ge=1, description="length of the conv")
 
 
 @register(GatedConvConfig)

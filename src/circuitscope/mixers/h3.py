@@ -1,7 +1,7 @@
 """H3: a shift-SSM on the keys and a diagonal SSM on keys times values, between two products."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from einops import rearrange
@@ -17,16 +17,21 @@ from circuitscope.mixers.reading import Factor, Reading, State
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.s4 import add_s4d_parameters, s4d_transition
 from circuitscope.mixers.two_paths import Heads, mix
+from circuitscope.section import Unit
 
 
 class H3Config(MixerConfig):
     """W_o(q ⊙ (K * (k̃ ⊙ v) + D k̃ ⊙ v)), k̃ = shift-SSM(k) + D_k k."""
 
     name: Literal["h3"] = "h3"
-    d_state: int = Field(default=64, ge=2, multiple_of=2, description="states N per channel and taps of the shift-SSM")
-    head_dim: int = Field(default=1, ge=1, description="channels per head; must divide d_model")
-    dt_min: float = Field(default=1e-3, gt=0, description="smallest initial step size")
-    dt_max: float = Field(default=1e-1, gt=0, description="largest initial step size")
+    d_state: Annotated[int, Unit("states per channel")] = Field(
+        default=64, ge=2, multiple_of=2, description="size N of the state, and taps of the shift-SSM"
+    )
+    head_dim: Annotated[int, Unit("channels per head")] = Field(
+        default=1, ge=1, description="size of a head; must divide d_model"
+    )
+    dt_min: float = Field(default=1e-3, gt=0, description="smallest initial step size Δ of the state-space model")
+    dt_max: float = Field(default=1e-1, gt=0, description="largest initial step size Δ of the state-space model")
 
 
 @register(H3Config)

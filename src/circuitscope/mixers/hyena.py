@@ -2,7 +2,7 @@
 
 import math
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
@@ -16,21 +16,24 @@ from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import Build, Factor, Reading
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Heads, mix, short_convolve
+from circuitscope.section import DefaultBy, Unit
 
 
 class HyenaConfig(MixerConfig):
     """W_o(x2 ⊙ (h * (x1 ⊙ v) + b ⊙ x1 ⊙ v)); x1, x2, v a short conv of W x, h an MLP of the lag."""
 
     name: Literal["hyena"] = "hyena"
-    l_max: int | None = Field(
-        default=None, ge=1, description="lags in which the filter's time goes from 0 to 1; none: the model's length"
+    l_max: Annotated[int | None, Unit("positions"), DefaultBy("none: the model's max_length")] = Field(
+        default=None, ge=1, description="lags in which the filter's time goes from 0 to 1"
     )
-    conv_width: int = Field(default=3, ge=1, description="taps of the short conv")
-    filter_bands: int = Field(
+    conv_width: Annotated[int, Unit("taps")] = Field(default=3, ge=1, description="length of the short conv")
+    filter_bands: Annotated[int, Unit("pairs")] = Field(
         default=1, ge=1, description="pairs of cosine and sine that the filter reads, besides time"
     )
-    filter_width: int = Field(default=64, ge=1, description="width of the filter's MLP")
-    filter_layers: int = Field(default=2, ge=0, description="inner layers of the filter's MLP")
+    filter_width: Annotated[int, Unit("channels")] = Field(default=64, ge=1, description="width of the filter's MLP")
+    filter_layers: Annotated[int, Unit("layers")] = Field(
+        default=2, ge=0, description="inner layers of the filter's MLP"
+    )
     frequency: float = Field(default=1.0, gt=0, description="initial frequency of the MLP's sines")
 
 

@@ -1,6 +1,6 @@
 """LSTM: torch's own implementation, as a plain baseline without Φ."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from jaxtyping import Float
 from pydantic import Field
@@ -10,13 +10,16 @@ from circuitscope.hooks import hook
 from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import Reading
 from circuitscope.mixers.registry import register
+from circuitscope.section import DefaultBy, Unit
 
 
 class LSTMConfig(MixerConfig):
     """c ← f ⊙ c + i ⊙ g, h ← o ⊙ tanh(c); the gates i, f, o and g read x and h."""
 
     name: Literal["lstm"] = "lstm"
-    d_hidden: int | None = Field(default=None, ge=1, description="hidden size; none means d_model")
+    d_hidden: Annotated[int | None, Unit("channels"), DefaultBy("none: d_model")] = Field(
+        default=None, ge=1, description="size of h and c"
+    )
 
 
 @register(LSTMConfig)

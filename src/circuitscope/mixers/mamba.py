@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from circuitscope.mixers.reading import Build, Factor, GatedTransition, Profile,
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.scan import ChannelScan, mix_channels
 from circuitscope.mixers.two_paths import Channels, short_convolve
+from circuitscope.section import DefaultBy, Unit
 
 Shared = Float[Tensor, "batch pos state"]
 
@@ -29,19 +30,25 @@ Shared = Float[Tensor, "batch pos state"]
 class GatedBlockConfig(MixerConfig):
     """The options of what surrounds the state-space model in Mamba's block."""
 
-    expand: int = Field(default=2, ge=1, description="channels divided by d_model")
-    conv: bool = Field(default=True, description="short conv before the scan")
-    conv_width: int = Field(default=4, ge=1, description="taps of the short conv")
-    activation: bool = Field(default=True, description="SiLU before the scan, also when there is no conv")
-    gate: bool = Field(default=True, description="SiLU gate on the output")
+    expand: Annotated[int, Unit("times d_model")] = Field(default=2, ge=1, description="channels of the block")
+    conv: bool = Field(default=True, description="whether there is a short conv before the scan")
+    conv_width: Annotated[int, Unit("taps")] = Field(
+        default=4, ge=1, description="length of the short conv; without effect if conv is false"
+    )
+    activation: bool = Field(
+        default=True, description="whether there is a SiLU before the scan, with the conv or without it"
+    )
+    gate: bool = Field(default=True, description="whether a SiLU gate multiplies the output")
 
 
 class MambaConfig(GatedBlockConfig):
     """W_o(y ⊙ SiLU(gate)), y the selective scan of SiLU(conv(W_x x))."""
 
     name: Literal["mamba"] = "mamba"
-    d_state: int = Field(default=16, ge=1, description="states N per channel")
-    dt_rank: int | None = Field(default=None, ge=1, description="rank of Δ; none means d_model / 16, rounded up")
+    d_state: Annotated[int, Unit("states per channel")] = Field(default=16, ge=1, description="size N of the state")
+    dt_rank: Annotated[int | None, Unit("channels"), DefaultBy("none: d_model / 16, rounded up")] = Field(
+        default=None, ge=1, description="rank of the map that gives the step sizes Δ"
+    )
 
 
 class SelectiveSSM(nn.Module):
@@ -91,22 +98,28 @@ def selective(mixer: Any, v: Channels) -> ChannelScan:
     dt, B, C = mixer.ssm(v)
     dt, B, C = mixer.hook_dt(dt), mixer.hook_B(B), mixer.hook_C(C)
     A, D = mixer.ssm.A, mixer.ssm.D
-
-    def profile(part: slice) -> tuple[Profile, Profile]:
-        """D changes only the diagonal, where Φ_ii = Δ_i B_i · C_i + D."""
-        bare = selective_scan_phi_profile(dt[..., part], A[part], B, C)
-        whole = bare.clone()
-        whole[..., 0] = (dt[..., part] * (B * C).sum(-1, keepdim=True) + D[part]).abs().mean(1)
-        return whole, bare
-
     return ChannelScan(
         phi=lambda part: selective_scan_phi(dt[..., part], A[part], B, C, D[part]),
         bare_phi=lambda part: selective_scan_phi(dt[..., part], A[part], B, C),
         fused=lambda v: selective_scan(v, dt, A, B, C, D),
         with_states=lambda v, edit: selective_scan_with_state_edit(v, dt, A, B, C, D, edit),
         transition=GatedTransition(dt, A),
-        profile=profile,
+        profile=lambda part: _profile(dt[..., part], A[part], B, C, D[part]),
     )
+
+
+def _profile(
+    dt: Channels,
+    A: Float[Tensor, "channel state"],
+    B: Shared,
+    C: Shared,
+    D: Float[Tensor, " channel"],
+) -> tuple[Profile, Profile]:
+    """The profile of Φ with and without D, which changes only the diagonal: Φ_ii = Δ_i B_i · C_i + D."""
+    bare = selective_scan_phi_profile(dt, A, B, C)
+    whole = bare.clone()
+    whole[..., 0] = (dt * (B * C).sum(-1, keepdim=True) + D).abs().mean(1)
+    return whole, bare
 
 
 class GatedBlock(nn.Module):

@@ -1,7 +1,6 @@
 """Mamba2: a gated block around SSD, the state-space model with one decay per head."""
 
-from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,8 @@ from circuitscope.mixers.mamba import dt_bias
 from circuitscope.mixers.mixer import MixerConfig, check_divides
 from circuitscope.mixers.reading import Build, Factor, GatedTransition, Reading, State
 from circuitscope.mixers.registry import register
-from circuitscope.mixers.two_paths import Channels, Heads, mix, short_convolve
+from circuitscope.mixers.two_paths import Channels, mix, short_convolve
+from circuitscope.section import Unit
 
 StepSizes = Float[Tensor, "batch pos head"]
 Groups = Float[Tensor, "batch pos group state"]
@@ -27,11 +27,15 @@ class Mamba2Config(MixerConfig):
     """W_o RMSNorm(y ⊙ SiLU(gate)), y the SSD of SiLU(conv(·)) of values, B and C."""
 
     name: Literal["mamba2"] = "mamba2"
-    d_state: int = Field(default=128, ge=1, description="states N per head, for each of its channels")
-    headdim: int = Field(default=64, ge=1, description="channels per head; must divide expand · d_model")
-    n_groups: int = Field(default=1, ge=1, description="groups of heads that share B and C; must divide the heads")
-    expand: int = Field(default=2, ge=1, description="channels divided by d_model")
-    conv_width: int = Field(default=4, ge=1, description="taps of the short conv")
+    d_state: Annotated[int, Unit("states per channel")] = Field(default=128, ge=1, description="size N of the state")
+    headdim: Annotated[int, Unit("channels per head")] = Field(
+        default=64, ge=1, description="size of a head; must divide expand · d_model"
+    )
+    n_groups: Annotated[int, Unit("groups")] = Field(
+        default=1, ge=1, description="groups of heads that share B and C; must divide the number of heads"
+    )
+    expand: Annotated[int, Unit("times d_model")] = Field(default=2, ge=1, description="channels of the block")
+    conv_width: Annotated[int, Unit("taps")] = Field(default=4, ge=1, description="length of the short conv")
     norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the norm before the output projection")
 
 
@@ -81,15 +85,13 @@ class Mamba2(nn.Module):
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         gate, pre, dt, B, C, _ = self._into(x)
         A, D = self.A, self.D
-
-        def fused(v: Heads) -> Heads:
-            return ssd(v, dt, A, B, C, D)
-
-        def with_states(v: Heads, edit: Callable[[Tensor], Tensor]) -> Heads:
-            return ssd_with_state_edit(v, dt, A, B, C, D, edit)
-
-        v = rearrange(F.silu(pre), "batch pos (head d_head) -> batch pos head d_head", head=self.n_heads)
-        z = mix(self, v, phi=lambda: ssd_phi(dt, A, B, C, D), fused=fused, state=with_states)
+        z = mix(
+            self,
+            rearrange(F.silu(pre), "batch pos (head d_head) -> batch pos head d_head", head=self.n_heads),
+            phi=lambda: ssd_phi(dt, A, B, C, D),
+            fused=lambda v: ssd(v, dt, A, B, C, D),
+            state=lambda v, edit: ssd_with_state_edit(v, dt, A, B, C, D, edit),
+        )
         out: Tensor = self.out(self.norm(z.flatten(2) * F.silu(gate)))
         return out
 

@@ -1,7 +1,6 @@
 """RWKV-4's time mixing: per channel, an average of the past that keys weight and that decays with distance."""
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -14,7 +13,7 @@ from circuitscope.kernels.wkv import wkv, wkv_phi, wkv_with_state_edit
 from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import Build, Factor, GatedTransition, Reading, State
 from circuitscope.mixers.registry import register
-from circuitscope.mixers.two_paths import Channels, Heads, convolve, mix
+from circuitscope.mixers.two_paths import Channels, convolve, mix
 
 
 class RWKVConfig(MixerConfig):
@@ -87,18 +86,14 @@ class RWKV(nn.Module):
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         k, v, r, _ = self._into(x)
         w, u, gate = self.time_decay.exp(), self.time_first, r.sigmoid()
-
-        def phi() -> Float[Tensor, "batch channel dest src"]:
-            return gate.mT[..., None] * wkv_phi(w, u, k)
-
-        def fused(v: Heads) -> Heads:
-            return (gate * wkv(w, u, k, v[..., 0]))[..., None]
-
-        def states(v: Heads, edit: Callable[[Tensor], Tensor]) -> Heads:
-            return (gate * wkv_with_state_edit(w, u, k, v[..., 0], edit))[..., None]
-
-        z = mix(self, v[..., None], phi=phi, fused=fused, state=states)[..., 0]
-        out: Tensor = self.out(z)
+        z = mix(
+            self,
+            v[..., None],
+            phi=lambda: gate.mT[..., None] * wkv_phi(w, u, k),
+            fused=lambda v: (gate * wkv(w, u, k, v[..., 0]))[..., None],
+            state=lambda v, edit: (gate * wkv_with_state_edit(w, u, k, v[..., 0], edit))[..., None],
+        )
+        out: Tensor = self.out(z[..., 0])
         return out
 
     def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:

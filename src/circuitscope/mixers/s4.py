@@ -1,7 +1,7 @@
 """S4 in its diagonal form S4D-Lin: one fixed convolution per channel, then GELU and a gated linear unit."""
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,16 @@ from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import GatedTransition, Reading, State
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.scan import ChannelScan, mix_channels
+from circuitscope.section import Unit
 
 
 class S4Config(MixerConfig):
     """GLU(W gelu(K * x + D x)), K the impulse response of a diagonal state-space model."""
 
     name: Literal["s4"] = "s4"
-    d_state: int = Field(default=64, ge=2, multiple_of=2, description="states N per channel, of which half are stored")
+    d_state: Annotated[int, Unit("states per channel")] = Field(
+        default=64, ge=2, multiple_of=2, description="size N of the state; half are stored, as they come in pairs"
+    )
 
 
 class S4D(nn.Module):

@@ -1,6 +1,6 @@
 """S4-Mamba: Mamba's block with S4D in place of the selective scan."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -9,13 +9,16 @@ from circuitscope.mixers.registry import register
 from circuitscope.mixers.s4 import S4D, s4d_flops
 from circuitscope.mixers.scan import ChannelScan
 from circuitscope.mixers.two_paths import Channels
+from circuitscope.section import Unit
 
 
 class S4MambaConfig(GatedBlockConfig):
     """W_o(y ⊙ SiLU(gate)), y a fixed convolution (S4D) of SiLU(conv(W_x x))."""
 
     name: Literal["s4_mamba"] = "s4_mamba"
-    d_state: int = Field(default=16, ge=2, multiple_of=2, description="states N per channel, of which half are stored")
+    d_state: Annotated[int, Unit("states per channel")] = Field(
+        default=16, ge=2, multiple_of=2, description="size N of the state; half are stored, as they come in pairs"
+    )
 
 
 @register(S4MambaConfig)

@@ -1,7 +1,7 @@
 """S6 alone: Mamba's selective scan as a mixer, without the block around it."""
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from jaxtyping import Float
 from pydantic import Field
@@ -13,14 +13,17 @@ from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import Reading
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.scan import mix_channels
+from circuitscope.section import DefaultBy, Unit
 
 
 class S6Config(MixerConfig):
     """W_o S6(x): one selective scan for each channel of the stream, then the output projection."""
 
     name: Literal["s6"] = "s6"
-    d_state: int = Field(default=16, ge=1, description="states N per channel")
-    dt_rank: int | None = Field(default=None, ge=1, description="rank of Δ; none means d_model / 16, rounded up")
+    d_state: Annotated[int, Unit("states per channel")] = Field(default=16, ge=1, description="size N of the state")
+    dt_rank: Annotated[int | None, Unit("channels"), DefaultBy("none: d_model / 16, rounded up")] = Field(
+        default=None, ge=1, description="rank of the map that gives the step sizes Δ"
+    )
 
 
 @register(S6Config)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from circuitscope.mixers.reading import Build, Factor, GatedTransition, Matrix, Profile
-from circuitscope.mixers.two_paths import Channels, Heads, Phi, mix
+from circuitscope.mixers.two_paths import Channels, mix
 
 States = Float[Tensor, "batch pos channel state"]
 
@@ -40,15 +40,11 @@ class ChannelScan:
 def mix_channels(mixer: Any, v: Channels, scan: ChannelScan) -> Channels:
     """Computes z from v by the path that the mixer's hooks ask for, in a mixer whose heads are channels."""
     batch, length, channels = v.shape
-
-    def phi() -> Phi:
+    return mix(
+        mixer,
+        v[..., None],
         # a hook may write into Φ, so sequences must not share memory
-        return scan.phi(slice(0, channels)).expand(batch, channels, length, length).contiguous()
-
-    def fused(v: Heads) -> Heads:
-        return scan.fused(v[..., 0])[..., None]
-
-    def with_states(v: Heads, edit: Callable[[Tensor], Tensor]) -> Heads:
-        return scan.with_states(v[..., 0], edit)[..., None]
-
-    return mix(mixer, v[..., None], phi=phi, fused=fused, state=with_states)[..., 0]
+        phi=lambda: scan.phi(slice(0, channels)).expand(batch, channels, length, length).contiguous(),
+        fused=lambda v: scan.fused(v[..., 0])[..., None],
+        state=lambda v, edit: scan.with_states(v[..., 0], edit)[..., None],
+    )[..., 0]

@@ -1,13 +1,13 @@
 """The model part of a run's config."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from circuitscope.errors import UserError
 from circuitscope.mixers import MixerConfig, mixer_config
 from circuitscope.models.presets import expand_preset
-from circuitscope.section import Section
+from circuitscope.section import DefaultBy, Section, Unit
 
 Positions = Literal["none", "learned", "sinusoidal", "rope", "alibi"]
 
@@ -19,31 +19,51 @@ class ModelConfig(Section):
     """
 
     mixers: tuple[SerializeAsAny[MixerConfig], ...] = Field(
-        default=("attention",), validate_default=True, description="one mixer per layer, or one for all layers"
+        default=("attention",),
+        validate_default=True,
+        description="token mixers, one per layer or one for all layers: a name, or a mapping with name and options",
     )  # type: ignore[assignment]
-    n_layers: int = Field(default=2, ge=1, le=1024, strict=True, description="number of layers")
-    d_model: int = Field(default=64, ge=1, le=2**20, description="width of the residual stream")
-    positions: Positions = Field(
+    n_layers: Annotated[
+        int, Unit("layers"), DefaultBy("one per mixer where several are listed; else the preset's own, for most 2")
+    ] = Field(default=2, ge=1, le=1024, strict=True, description="number of layers")
+    d_model: Annotated[int, Unit("channels")] = Field(
+        default=64, ge=1, le=2**20, description="width of the residual stream"
+    )
+    positions: Annotated[
+        Positions, DefaultBy("learned if every mixer is blind to order (as attention is), else none")
+    ] = Field(
         default="learned",
-        description="positional encoding; by default learned if every mixer is blind to order, otherwise none",
+        description="what tells the model the order: a learned or sinusoidal vector added at each position, or rope"
+        " (rotated queries and keys) or alibi (scores that fall with distance) inside attention",
     )
     state_mixer: Literal["mlp", "none"] = Field(default="mlp", description="what follows the token mixer in a layer")
-    mlp_ratio: int = Field(default=4, ge=1, le=1024, description="MLP width divided by d_model")
-    init: Literal["gpt2", "native"] = Field(
-        default="gpt2",
-        description="gpt2: N(0, 0.02) and zero biases for every linear map; native: torch's own initialization;"
-        " by default gpt2 if it is the default of every mixer, otherwise native",
+    mlp_ratio: Annotated[int, Unit("times d_model")] = Field(
+        default=4, ge=1, le=1024, description="hidden width of the MLP"
     )
-    embed_std: float = Field(default=0.02, gt=0, description="initial spread of token and position embeddings")
-    rescale_residual: bool = Field(
+    init: Annotated[
+        Literal["gpt2", "native"],
+        DefaultBy("gpt2 if every mixer starts so by default (as attention does), else native"),
+    ] = Field(
+        default="gpt2",
+        description="first weights of the linear maps: N(0, 0.02²) and zero biases (gpt2), or torch's own (native)",
+    )
+    embed_std: Annotated[float, Unit("standard deviation")] = Field(
+        default=0.02, gt=0, description="initial spread of token and position embeddings"
+    )
+    rescale_residual: Annotated[
+        bool, DefaultBy("true if init is native and a mixer's own default is native, else false")
+    ] = Field(
         default=False,
-        description="divide the initial output projections by the root of the number of residual branches;"
-        " by default this is done if the initialization is native",
+        description="divide the initial output projections by the root of the number of residual branches",
     )
     tied: bool = Field(default=True, description="the unembedding shares the embedding's weight")
-    norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the layer norms")
-    vocab_size: int = Field(default=8192, ge=2, lt=2**31, description="number of tokens; in a run the task gives it")
-    max_length: int = Field(default=64, ge=1, le=2**31, description="number of positions; in a run the task gives it")
+    norm_eps: float = Field(default=1e-5, gt=0, description="added to the variance in the layer norms")
+    vocab_size: Annotated[int, Unit("tokens"), DefaultBy("in a run the task's; 8192 for a model alone")] = Field(
+        default=8192, ge=2, lt=2**31, description="size of the vocabulary; at least the task's"
+    )
+    max_length: Annotated[int, Unit("positions"), DefaultBy("in a run the task's; 64 for a model alone")] = Field(
+        default=64, ge=1, le=2**31, description="longest sequence; at least the task's"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from numbers import Integral
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from jaxtyping import Float
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.registry import Registry
-from circuitscope.section import Section
+from circuitscope.section import Section, Unit
 from circuitscope.tasks.batch import Batch
 from circuitscope.tasks.roles import Role
 from circuitscope.tasks.streams import I64, order, stream_key, words
@@ -55,8 +55,13 @@ class Task(Section):
     small: ClassVar[Mapping[str, Any]] = {}
 
     name: str
-    version: int = Field(default=1, description="version of the task's definition")
-    examples: int | None = Field(default=None, ge=1, lt=2**40, description="size of the training set; none is endless")
+    version: int = Field(default=1, description="version of the task's definition; only the newest can be made")
+    examples: Annotated[int | None, Unit("examples")] = Field(
+        default=None,
+        ge=1,
+        lt=2**40,
+        description="size of the training set, gone through in a new order each epoch; none: no example repeats",
+    )
 
     @property
     @abstractmethod

@@ -1,12 +1,13 @@
 """Repeated random blocks, the sequences on which prefix matching is scored."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
 
 from circuitscope.errors import UserError
+from circuitscope.section import Unit
 from circuitscope.tasks.base import register
 from circuitscope.tasks.batch import NO_LABEL, Batch, Layout
 from circuitscope.tasks.roles import Role
@@ -26,8 +27,12 @@ class Induction(TokenTask):
     small: ClassVar = {"block": 6, "repeats": 3, "vocab_size": 64}
 
     name: Literal["induction"] = "induction"
-    block: int = Field(default=25, ge=2, le=2**20, description="block length n")
-    repeats: int = Field(default=4, ge=2, le=2**20, description="how often the block occurs, r")
+    block: Annotated[int, Unit("tokens")] = Field(
+        default=25, ge=2, le=2**20, description="length n of the block; less than vocab_size"
+    )
+    repeats: Annotated[int, Unit("blocks")] = Field(
+        default=4, ge=2, le=2**20, description="how often the block occurs, r; a sequence has 1 + n · r tokens"
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> "Induction":

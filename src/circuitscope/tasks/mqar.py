@@ -6,7 +6,7 @@ k1 v1 k2 v2 … kk vk | filler k2 filler … k1 filler …
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from circuitscope.errors import UserError
+from circuitscope.section import DefaultBy, Unit
 from circuitscope.tasks.base import Baseline, register
 from circuitscope.tasks.batch import NO_LABEL, Batch, Layout
 from circuitscope.tasks.roles import Role
@@ -40,22 +41,42 @@ class MQAR(TokenTask):
     small: ClassVar = {"length": 24, "pairs": 3, "vocab_size": 64}
 
     name: Literal["mqar"] = "mqar"
-    length: int = Field(default=64, ge=4, le=2**24, description="sequence length L, even, at least 4 · pairs")
-    pairs: int = Field(default=4, ge=1, description="key-value pairs k in the context")
-    queries: int | None = Field(default=None, ge=1, description="how many keys are asked for; none means all")
-    examples: int | None = Field(default=20_000, ge=1, lt=2**40, description="training examples; none means endless")
+    length: Annotated[int, Unit("tokens")] = Field(
+        default=64, ge=4, le=2**24, description="length L of a sequence; even, and at least 4 · pairs"
+    )
+    pairs: Annotated[int, Unit("pairs")] = Field(
+        default=4, ge=1, description="key-value pairs k at the start of a sequence; at most vocab_size / 2 - 1"
+    )
+    queries: Annotated[int | None, Unit("queries"), DefaultBy("none: every key, so as many as pairs")] = Field(
+        default=None, ge=1, description="how many of the keys are asked for, each once"
+    )
+    examples: Annotated[int | None, Unit("examples")] = Field(
+        default=20_000,
+        ge=1,
+        lt=2**40,
+        description="size of the training set, gone through in a new order each epoch; none: no example repeats",
+    )
     filler: Literal["clean", "random", "zero"] = Field(
         default="clean",
-        description="tokens between queries: random ones that are not keys of the example (clean),"
+        description="tokens that stand between the queries: random ones that are not keys of the example (clean),"
         " any random tokens (random: about 0.025 false bindings per example at the default size),"
         " or token 0 (zero)",
     )
-    shared_vocabulary: bool = Field(default=False, description="keys and values share one vocabulary")
-    power: float = Field(default=0.01, gt=0, description="exponent a of the slots' distribution; 1 is uniform")
+    shared_vocabulary: bool = Field(
+        default=False,
+        description="true: keys and values are drawn from one vocabulary; false: keys from its first half, values from"
+        " its second",
+    )
+    power: float = Field(
+        default=0.01,
+        gt=0,
+        description="exponent a of the chance a · i^(a - 1) that the i-th slot holds a query; 1: all slots alike,"
+        " near 0: mostly the first slots",
+    )
     slots_in_draw_order: bool = Field(
         default=False,
-        description="give the slots to the keys in the order of drawing, as the public benchmark does;"
-        " then the slot reveals the key",
+        description="true: the first pair gets the slot drawn first, and so on, as in the public benchmark, so that the"
+        " slot reveals the key; false: slots and keys are matched at random",
     )
 
     @model_validator(mode="after")
@@ -168,8 +189,8 @@ class AR(MQAR):
     small: ClassVar = {"length": 16, "pairs": 3}
 
     name: Literal["ar"] = "ar"  # type: ignore[assignment]
-    vocab_size: int = Field(default=50, ge=4, lt=2**31, description="number of tokens")
-    queries: int = Field(default=1, ge=1, le=1, description="always one in AR")
+    vocab_size: Annotated[int, Unit("tokens")] = Field(default=50, ge=4, lt=2**31, description="size of the vocabulary")
+    queries: Annotated[int, Unit("queries")] = Field(default=1, ge=1, le=1, description="always one in AR")
 
 
 def any_value(batch: Batch) -> Float[Tensor, " label"]:

@@ -1,6 +1,6 @@
 """Tasks on tokens: the loss is the cross-entropy at labelled positions, the metric the share of right answers."""
 
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from circuitscope.kernels.cross_entropy import linear_cross_entropy
+from circuitscope.section import Unit
 from circuitscope.tasks.base import Metric, Task
 from circuitscope.tasks.batch import Batch
 
@@ -31,7 +32,9 @@ class TokenTask(Task):
     inputs = "tokens"
     metric = "accuracy"
 
-    vocab_size: int = Field(default=8192, ge=4, lt=2**31, description="number of tokens")
+    vocab_size: Annotated[int, Unit("tokens")] = Field(
+        default=8192, ge=4, lt=2**31, description="size of the vocabulary"
+    )
 
     def needs(self) -> dict[str, int]:
         return {"vocab_size": self.vocab_size, "max_length": self.max_length}

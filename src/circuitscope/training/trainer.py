@@ -269,6 +269,7 @@ class Trainer:
 
     def _check(self, value: torch.Tensor, what: str = "loss") -> None:
         if not math.isfinite(value.item()):
+            self.writer.flush()
             good = max((s for s in self.writer.steps() if s <= self.step), default=None)
             raise Diverged(
                 f"{what} is {value.item()} at step {self.step}: the run diverged; try a smaller train.lr"
