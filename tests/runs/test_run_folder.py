@@ -272,6 +272,7 @@ def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path):
         run.load(2)
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_a_step_may_be_text_or_come_from_a_table(tmp_path):
     run = train(tiny(steps=4, save_every=2), root=tmp_path, name="tiny")
     weight = run.load(2).embed.weight
@@ -284,6 +285,7 @@ def test_a_step_may_be_text_or_come_from_a_table(tmp_path):
         run.load("3")
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_a_run_gives_batches_of_its_own_task_and_seed(tmp_path):
     run = create_run(tiny(seed=5), root=tmp_path)
     held, task = run.batch(), run.config.task
