@@ -69,24 +69,24 @@ def decay(
             layout="constrained",
         )
         if beside:
-            above, below = figure.add_gridspec(1, 2, width_ratios=[1.25, 1])
+            parts = figure.add_gridspec(1, 2, width_ratios=[1.25, 1])
         else:
-            above, below = figure.add_gridspec(2, 1, height_ratios=[2.2 * rows, 1.9 * rate_rows])
-        grid = above.subgridspec(rows, columns)
+            parts = figure.add_gridspec(2, 1, height_ratios=[2.2 * rows, 1.9 * rate_rows])
+        grid = parts[0].subgridspec(rows, columns)
         panels = [figure.add_subplot(grid[i // columns, i % columns]) for i in range(len(places))]
         for i, ((name, layer), axes) in enumerate(zip(places, panels, strict=True)):
             here = tables[name, layer]
             heads = _heads(here)
             fits = _profiles(axes, here, axis, norm, kept, {"run": name, "layer": layer})
             of = f", median of {heads} heads or channels" if heads > 1 else ""
-            title = fill(f"{name}, layer {layer}: {what}{of}", int(14 * width / max(columns, 2)))
+            title = fill(f"{name}, layer {layer}: {what}{of}", int(18.5 * (width / max(columns, 2) - 0.5)))
             axes.set_title("\n".join([written(title), *fits]), loc="left", fontsize=7 if columns < 4 else 6.5)
             axes.set_ylabel("" if i % columns else "mean at lag δ, m(δ)")
             axes.set_xlabel("lag δ" if i + columns >= len(places) else "")
         bar = figure.colorbar(ScalarMappable(norm, _RAMP), ax=panels, pad=0.01 if beside else 0.03, aspect=30 * rows)
         bar.set_label(axis.label)
         side_by_side = min(columns, len(depth))
-        lower = below.subgridspec(rate_rows, side_by_side)
+        lower = parts[1].subgridspec(rate_rows, side_by_side)
         rates = [figure.add_subplot(lower[i // side_by_side, i % side_by_side]) for i in range(len(depth))]
         own = dict(zip(frames, pens(len(frames)), strict=True))
         for i, (layer, axes) in enumerate(zip(depth, rates, strict=True)):
@@ -97,7 +97,9 @@ def decay(
             axes.set(xlabel=axis.label, ylabel="" if i % side_by_side else "κ")
             plain(axes)
         axis.apply(rates)
-        entries = [line_entry(name, colour, ls=style) for name, (colour, style) in own.items()] if len(own) > 1 else []
+        entries: list[Any] = []
+        if len(own) > 1:
+            entries += [line_entry(name, colour, ls=style) for name, (colour, style) in own.items()]
         if any(line.get_linestyle() == "--" for axes in panels for line in axes.lines):
             entries.append(line_entry("dashed: exp(c − κ δ), fitted", GREY, lw=1, ls="--"))
         if any(_heads(table) > 1 for table in tables.values()):

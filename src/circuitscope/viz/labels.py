@@ -65,7 +65,8 @@ def name_levels(axes: Axes, word: str, levels: dict[float, str]) -> None:
     Levels too close to each other for a name each have one name together. Call it when the vertical range is set.
     """
     low, high = axes.get_ylim()
-    room = 9 / 72 / (axes.get_position().height * axes.figure.get_figheight()) * (high - low)
+    points = axes.get_window_extent().height / axes.figure.dpi * 72
+    room = 9 / points * (high - low)
     together: list[list[float]] = []
     for level in sorted(levels):
         axes.axhline(level, color=levels[level], ls=":", lw=1)
