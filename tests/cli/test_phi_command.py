@@ -95,6 +95,9 @@ BAD = {
     "plot decay --layers one": "--layers: expected numbers such as 0,2, got 'one'",
     "plot scores --scores recal --sequences 8": "did you mean 'recall'",
     "plot probes --probe bound-vale": "did you mean 'bound-value'",
+    "plot dynamics --no-scores --from 9 --to 3": "below the last, got 9 and 3",
+    "plot dynamics --no-scores --from 900": "the steps are",
+    "plot decay --to -1": "0 or more, got -1",
     "plot dynamix": "dynamics",
 }
 
@@ -166,7 +169,8 @@ def test_what_an_lstm_does_not_have_is_left_out_or_refused(circuitscope, root, t
 
 
 @pytest.mark.slow
-def test_a_probe_is_drawn_for_every_run(circuitscope, root):
-    code, out, _ = circuitscope("plot", "probes", root / "attention", root / "other", "--steps", 12)
+def test_a_probe_of_several_runs_is_one_figure_with_a_panel_each(circuitscope, root):
+    code, out, _ = circuitscope("plot", "probes", root / "attention", root / "other", "--steps", "0,12", "--data")
     assert code == 0
-    assert out == [str(root / name / "figures" / "probe-bound-value.png") for name in ("attention", "other")]
+    assert out[0] == str(root / "attention" / "figures" / "probe-bound-value.png")
+    assert set(pd.read_csv(out[1]).run) == {"attention", "other"}

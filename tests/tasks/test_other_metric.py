@@ -28,9 +28,11 @@ def run(tmp_path):
         yield train(RunConfig.build("attention", "exact_recall", **TINY), root=tmp_path, name="exact")
 
 
-def test_its_metric_is_a_curve_a_panel_and_a_part_of_the_report(run):
+def test_its_metric_is_a_curve_a_panel_and_a_part_of_the_report(run, tmp_path):
+    own = train(RunConfig.build("attention", "mqar", **TINY), root=tmp_path, name="own")
     assert "exact" in run.metrics.columns
     assert list(curves_of(run)) == ["loss", "exact", "train loss"]
     assert "exact" in timeline(run).found
     assert dynamics([run]).axes[1].get_ylabel() == "exact"
+    assert [axes.get_ylabel() for axes in dynamics([run, own]).axes] == ["loss", "exact", "accuracy"]
     assert "exact" in cs.report(run, sequences=4, examples=1).html

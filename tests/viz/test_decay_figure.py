@@ -2,16 +2,18 @@
 
 import numpy as np
 import pytest
+from laid_out import assert_legend_apart, entries
 from made_up_runs import decay_table
 
 from circuitscope.errors import UserError
 from circuitscope.viz.decay import CURVES, decay
+from circuitscope.viz.step_axis import StepAxis
 
 RATES = {0: {step: 0.3 - step / 10_000 for step in range(0, 1600, 100)}, 1: dict.fromkeys(range(0, 1600, 100), 0.1)}
 
 
 def panels(figure):
-    """Axes of profiles and of rates, in turn."""
+    """Axes of profiles, then those of rates."""
     return [a for a in figure.axes if not a.get_label().startswith("<colorbar>")]
 
 
@@ -46,7 +48,7 @@ def test_the_fitted_line_has_the_rate_of_the_table_and_lies_on_an_exponential_pr
 
 
 def test_rates_over_steps_have_their_quartiles_as_a_band():
-    right = panels(decay({"run": decay_table(RATES)}))[1]
+    right = panels(decay({"run": decay_table(RATES)}))[2]
     (line,) = lines(right, "-")
     np.testing.assert_array_equal(line.get_xdata(), list(RATES[0]))
     np.testing.assert_allclose(line.get_ydata(), list(RATES[0].values()), rtol=1e-12)
@@ -55,12 +57,59 @@ def test_rates_over_steps_have_their_quartiles_as_a_band():
     assert (at.min(), at.max()) == pytest.approx((0.5 * RATES[0][500], 2 * RATES[0][500]))
 
 
-def test_every_run_and_layer_has_a_row_that_says_so():
-    tables = {"one": decay_table(RATES), "two": decay_table({0: {0: 0.2}})}
-    lefts = panels(decay(tables))[::2]
-    titles = [a.get_title("left") for a in lefts]
-    assert titles == ["one, layer 0: |Φ|", "one, layer 1: |Φ|", "two, layer 0: |Φ|"]
-    assert len(panels(decay(tables, layers=[0]))) == 4
+def test_every_run_and_layer_has_a_panel_that_says_so_and_every_layer_one_for_the_rates():
+    tables = {"one": decay_table(RATES), "two": decay_table({0: {0: 0.2, 100: 0.3}}, heads=1)}
+    figure = decay(tables)
+    titles = [a.get_title("left").split("\nstep")[0].replace("\n", " ") for a in panels(figure)]
+    of = "|Φ|, median of 3 heads or channels"
+    assert titles == [
+        *(f"one, layer 0: {of}", f"one, layer 1: {of}", "two, layer 0: |Φ|"),
+        *("layer 0: rate κ of exp(−κ δ)", "layer 1: rate κ of exp(−κ δ)"),
+    ]
+    rates = panels(figure)[3]
+    assert [x.get_label() for x in lines(rates, "-")] == ["one", "two"]
+    assert len({x.get_color() for x in lines(rates, "-")}) == 2
+    assert not rates.collections  # bands of several runs would cover each other
+    assert len(panels(decay(tables, layers=[0]))) == 3
+
+
+def test_quartiles_are_named_only_where_there_are_several_heads():
+    one, several = (decay({"run": decay_table(RATES, heads=heads)}) for heads in (1, 3))
+    texts = [" ".join([*entries(f), *(a.get_title("left") + a.get_ylabel() for a in f.axes)]) for f in (one, several)]
+    assert "quartiles" not in texts[0]
+    assert "median" not in texts[0]
+    assert "bands: quartiles over heads or channels" in texts[1]
+
+
+def test_what_was_fitted_stands_above_the_profiles_and_not_on_them():
+    figure = decay({"run": decay_table(RATES)})
+    fits = panels(figure)[0].get_title("left").split("\n")
+    assert fits[-2:] == ["step 0: κ = 0.3, R² = 0.75", "step 1500: κ = 0.15, R² = 0.75"]
+    assert_legend_apart(figure)
+
+
+@pytest.mark.parametrize(("runs", "layers", "inches"), [(1, 1, 4), (1, 2, 6), (6, 1, 8), (6, 2, 10), (1, 6, 9)])
+def test_many_runs_and_layers_fit_a_page_with_one_legend_and_one_colour_bar(runs, layers, inches):
+    table = decay_table({layer: {0: 0.2, 100: 0.1} for layer in range(layers)}, length=8)
+    figure = decay({f"a-run-with-a-name-{i}": table for i in range(runs)})
+    assert_legend_apart(figure)
+    assert len(panels(figure)) == runs * layers + layers
+    assert len(figure.axes) == len(panels(figure)) + 1
+    width, height = figure.get_size_inches()
+    assert width <= 9
+    assert height <= inches
+    for axes in panels(figure):
+        assert axes.get_window_extent().width / figure.dpi > 1.2
+        assert axes.get_window_extent().height / figure.dpi > 1.0
+
+
+def test_steps_can_be_limited_and_on_a_log_axis():
+    figure = decay({"run": decay_table({0: RATES[0]})}, axis=StepAxis(log=True, first=200, last=900))
+    left, right = panels(figure)
+    assert [int(x.get_label().removeprefix("_step ")) for x in lines(left, "-")] == list(range(200, 1000, 100))
+    assert right.get_xscale() == "log"
+    assert right.get_ylim()[1] < 0.7  # the upper quartile at step 200 is 0.56; at step 0 it is 0.6
+    assert right.get_xlabel() == "step (log scale)"
 
 
 def test_zeros_do_not_break_a_log_axis():

@@ -5,11 +5,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_rgb
 
 import circuitscope as cs
 from circuitscope.errors import UserError
 from circuitscope.tasks import Role
-from circuitscope.viz.heatmap import DECADES, Axis, Panel, as_drawn, colours, default_scale, heatmap, labelled
+from circuitscope.viz.heatmap import Axis, heatmap, labelled
+from circuitscope.viz.scales import DECADES, POWER, Panel, as_drawn, colours, default_scale
 from circuitscope.viz.style import look
 
 
@@ -312,6 +314,61 @@ def test_marks_point_at_their_edges():
     np.testing.assert_array_equal(recall.get_offsets(), [[1, 5], [3, 7]])  # x is the source
     np.testing.assert_array_equal(binding.get_offsets(), [[0, 1]])
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["recall", "binding"]
+
+
+@pytest.mark.parametrize("length", [8, 64])
+@pytest.mark.parametrize("count", [1, 4])
+def test_marks_are_as_large_as_their_cell_and_no_larger(length, count):
+    names = ("recall", "binding", "value", "previous_token")
+    panels = [Panel(random_matrix(length), "ssm", f"channel {c}") for c in range(count)]
+    figure = heatmap(panels, marks={name: ([5], [1]) for name in names})
+    axes = matrix_axes(figure)[0]
+    cell = axes.get_window_extent().width / figure.dpi * 72 / length
+    assert len(axes.collections) == 4
+    for mark in axes.collections:
+        outline = mark.get_path_effects()[0]._gc["linewidth"]
+        shape = mark.get_paths()[0].get_extents()
+        side = max(shape.width, shape.height) * mark.get_sizes()[0] ** 0.5 + outline
+        assert 0.8 * cell < side < 1.05 * cell
+
+
+def test_a_mark_shows_on_grey_light_and_dark():
+    figure = heatmap([Panel(random_matrix(8), "ssm")], marks={name: ([5], [1]) for name in "abcd"})
+    for mark in matrix_axes(figure)[0].collections:
+        tones = [to_rgb(mark.get_edgecolor()[0]), to_rgb(mark.get_path_effects()[0]._gc["foreground"])]
+        for under in ("#E8E8E8", "#000000", "#FFFFFF", "#440154", "#21918C", "#FDE725", "#67001F", "#053061"):
+            assert max(contrast(tone, to_rgb(under)) for tone in tones) > 4, under
+
+
+def contrast(a, b) -> float:
+    """Of two colours, as the web's guidelines for accessibility define it: from 1 to 21."""
+    light = []
+    for rgb in (a, b):
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+        light.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    return (max(light) + 0.05) / (min(light) + 0.05)
+
+
+def test_sets_of_edges_beyond_the_shapes_there_are_are_refused():
+    with pytest.raises(UserError, match="at most 4 sets of edges, got 5: a, b, c, d, e"):
+        heatmap(random_matrix(8), marks={name: ([5], [1]) for name in "abcde"})
+
+
+@pytest.mark.parametrize(
+    ("panel", "scale", "says"),
+    [
+        (Panel(np.eye(3), "pattern", entries="shares"), "share", "share of the row, square-root scale"),
+        (Panel(np.eye(3), "ssm", entries="sizes"), "share", "|Φ ssm| / row sum, square-root scale"),
+        (Panel(np.eye(3), "phi"), "log", "|Φ|, log scale"),
+        (Panel(np.eye(3), "phi"), "signed", "Φ"),
+        (Panel(np.arange(3.0), "gate"), "share", "Φ gate"),
+    ],
+)
+def test_the_colour_bar_says_its_scale(panel, scale, says):
+    (bar,) = bars(heatmap([panel], scale=scale)).values()
+    assert bar.get_ylabel() == says
+    norm = colours([as_drawn(panel, scale)], scale)[1]
+    assert ("square-root" in says) == (getattr(norm, "gamma", 1) == POWER == 0.5)
 
 
 def test_the_legend_names_the_roles_that_are_there():

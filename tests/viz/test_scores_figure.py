@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from laid_out import assert_legend_apart, entries
 from made_up_runs import score_table
 
 from circuitscope.errors import UserError
 from circuitscope.viz.scores import NAMED, scores
+from circuitscope.viz.step_axis import StepAxis
 
 STEPS = [0, 500, 1000]
 
@@ -62,12 +64,61 @@ def test_the_single_head_of_any_mixer_is_drawn():
 
 def test_beyond_six_places_the_weak_ones_are_grey():
     places = {("recall", 0, head, "pattern"): [0.0, 0.0, 0.1 * head] for head in range(9)}
-    (axes,) = shown(scores({"run": score_table(places, STEPS)})).values()
+    figure = scores({"run": score_table(places, STEPS)})
+    (axes,) = shown(figure).values()
     grey = [x for x in axes.lines if x.get_color() == "0.75"]
     assert len(grey) == 9 - NAMED
     assert max(x.get_ydata()[-1] for x in grey) == pytest.approx(0.2)
-    texts = [t.get_text() for t in axes.get_legend().get_texts()]
-    assert texts == ["3 others", *(f"L0H{h}" for h in range(3, 9))]
+    assert entries(figure) == [*(f"L0H{h}" for h in range(3, 9)), "3 other places", "bands: ± a standard error"]
+
+
+def test_a_place_has_one_colour_in_all_panels_and_one_entry_in_one_legend():
+    recall = {("recall", 0, head, "pattern"): [0.0, 0.0, 0.1 * head] for head in range(9)}
+    binding = {("binding", 0, head, "pattern"): [0.0, 0.0, 0.1 * (8 - head)] for head in range(9)}
+    figure = scores({"run": score_table(recall | binding, STEPS)})
+    by_panel = [{x.get_label(): x.get_color() for x in axes.lines} for axes in shown(figure).values()]
+    assert by_panel[0] == by_panel[1]
+    coloured = [place for place, colour in by_panel[0].items() if colour != "0.75"]
+    assert sorted(coloured) == ["L0H0", "L0H1", "L0H2", "L0H6", "L0H7", "L0H8"]  # the highest of either score
+    assert len({by_panel[0][place] for place in coloured}) == NAMED
+    assert len(entries(figure)) == NAMED + 2
+    assert_legend_apart(figure)
+
+
+def test_heads_of_two_factors_are_told_apart():
+    table = score_table(
+        {("recall", 0, 0, "pattern"): [0.1, 0.2, 0.3], ("recall", 0, 0, "delta"): [0.2, 0.3, 0.4]}, STEPS
+    )
+    assert drawn(shown(scores({"run": table}))["recall"]) == {
+        "L0H0 pattern": [0.1, 0.2, 0.3],
+        "L0H0 delta": [0.2, 0.3, 0.4],
+    }
+
+
+def test_six_runs_have_one_legend_and_their_places_beside_the_panel():
+    tables = {
+        f"a-run-with-a-name-{i}": score_table(
+            {(name, i % 2, 0, "pattern"): [0.1, 0.2, 0.1 * i] for name in ("recall", "binding", "value", "induction")},
+            STEPS,
+        )
+        for i in range(6)
+    }
+    figure = scores(tables)
+    assert entries(figure) == [*tables, "bands: ± a standard error"]
+    assert_legend_apart(figure)
+    for axes in shown(figure).values():
+        colours = [x.get_color() for x in axes.lines]
+        assert len(set(colours)) == 6
+        assert [t.get_text() for t in axes.texts] == ["L1H0", "L0H0"] * 3  # the highest first
+        assert [t.get_color() for t in axes.texts] == colours[::-1]
+
+
+def test_steps_can_be_limited_and_on_a_log_axis():
+    table = score_table({("recall", 0, 0, "pattern"): [0.1, 0.2, 0.3], ("value", 0, 0, "pattern"): [1, 1, 1]}, STEPS)
+    for axes in shown(scores({"run": table}, axis=StepAxis(log=True, last=600))).values():
+        assert axes.get_xscale() == "symlog"
+        assert axes.get_xlim()[1] == pytest.approx(630)
+        assert axes.get_xlabel() == "step (log scale)"
 
 
 def test_of_several_runs_the_best_place_of_each_is_drawn():

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from circuitscope.errors import UserError
-from circuitscope.viz.style import COLOURS, ENDINGS, Sheet, look, save, written
+from circuitscope.viz.style import COLOURS, ENDINGS, Sheet, look, pens, save, written
 
 
 def sheet() -> Sheet:
@@ -90,8 +90,10 @@ def test_the_callers_settings_come_back():
     assert dict(matplotlib.rcParams) == before
 
 
-def test_every_run_has_a_colour_of_its_own():
+def test_every_run_has_a_colour_of_its_own_and_beyond_them_another_line_style():
     assert len(set(COLOURS)) == len(COLOURS) >= 6
+    assert [style for _, style in pens(len(COLOURS))] == ["-"] * len(COLOURS)
+    assert len(set(pens(28))) == 28
 
 
 def test_names_are_written_letter_by_letter(tmp_path):

@@ -9,6 +9,7 @@ import typer
 if TYPE_CHECKING:
     from circuitscope.runs.run import Run
     from circuitscope.viz.dynamics import Bump
+    from circuitscope.viz.step_axis import StepAxis
     from circuitscope.viz.style import Sheet
 
 app = typer.Typer(no_args_is_help=True, help="Draw figures of runs.")
@@ -20,6 +21,9 @@ Out = Annotated[
 ]
 Numbers = Annotated[bool, typer.Option("--data", help="Also write the numbers as a CSV file beside the figure.")]
 Chosen = Annotated[str | None, typer.Option(help="Checkpoints: all, 0,400,800, or 0:2000:100.", show_default="all")]
+LogSteps = Annotated[bool, typer.Option("--log-steps", help="Draw steps on a log scale: more room for early ones.")]
+First = Annotated[int | None, typer.Option("--from", help="First step to draw.", show_default="the first")]
+Last = Annotated[int | None, typer.Option("--to", help="Last step to draw.", show_default="the last")]
 Sequences = Annotated[int, typer.Option(help="Held-out sequences that each number is averaged over.", min=2)]
 
 
@@ -37,16 +41,20 @@ def dynamics(
     sequences: Sequences = 256,
     scores: Annotated[bool, typer.Option(help="Draw scores, such as recall, below loss and accuracy.")] = True,
     together: Annotated[bool, typer.Option(help="Draw runs that differ only in their seed as one curve.")] = True,
+    log_steps: LogSteps = False,
+    first: First = None,
+    last: Last = None,
 ) -> None:
-    """Loss, accuracy and scores over training steps, with the level of answering with any value of the context.
+    """Loss, the task's metric and scores over training steps, with the loss bump of each run.
 
-    The loss bump is shaded.
+    A dotted line shows the level of answering with any value of the context.
     """
     from circuitscope.viz.dynamics import dynamics as draw
 
+    axis = _axis(log_steps, first, last)
     chosen = _begin(runs, out)
     tables = _tables(chosen, "scores", steps, sequences, needed=False) if scores else None
-    figure = draw(chosen, scores=tables, bump=[_bump(run) for run in chosen], together=together)
+    figure = draw(chosen, scores=tables, bump=[_bump(run) for run in chosen], together=together, axis=axis)
     _end(figure, chosen, out, "dynamics", data)
 
 
@@ -60,12 +68,16 @@ def scores(
     names: Annotated[
         str | None, typer.Option("--scores", help="Which scores, for example binding,recall.", show_default="all")
     ] = None,
+    log_steps: LogSteps = False,
+    first: First = None,
+    last: Last = None,
 ) -> None:
     """Circuit scores over training steps: every place of one run, or the best place of several."""
     from circuitscope.cli import listed
 
+    axis = _axis(log_steps, first, last)
     chosen = None if names is None else listed.names("--scores", names)
-    _draw_analysis("scores", runs, out, data, steps, sequences, names=chosen)
+    _draw_analysis("scores", runs, out, data, steps, sequences, names=chosen, axis=axis)
 
 
 @app.command()
@@ -77,12 +89,16 @@ def decay(
     sequences: Sequences = 256,
     factor: Annotated[str, typer.Option(help="phi, or phi_without_D if the mixer has a skip term D.")] = "phi",
     layers: Annotated[str | None, typer.Option(help="Layers, for example 0,2.", show_default="all")] = None,
+    log_steps: LogSteps = False,
+    first: First = None,
+    last: Last = None,
 ) -> None:
     """Decay of off-diagonal terms: the profile m(δ) of |Φ| over training on a log axis, and its fitted rate."""
     from circuitscope.cli.listed import numbers
 
+    axis = _axis(log_steps, first, last)
     wanted = None if layers is None else numbers("--layers", layers)
-    _draw_analysis("decay", runs, out, data, steps, sequences, factor=factor, layers=wanted)
+    _draw_analysis("decay", runs, out, data, steps, sequences, factor=factor, layers=wanted, axis=axis)
 
 
 @app.command()
@@ -105,21 +121,32 @@ def probes(
     data: Numbers = False,
     steps: Chosen = None,
     name: Annotated[str, typer.Option("--probe", help="Name of a probe, or a YAML file.")] = "bound-value",
+    log_steps: LogSteps = False,
+    first: First = None,
+    last: Last = None,
 ) -> None:
-    """What a linear probe reads, by hook and role and over training steps; one figure per run."""
+    """What a linear probe reads, with its control and chance: by hook and over steps; of several runs a panel each."""
+    import pandas as pd
+
     from circuitscope.analysis.probes import Definition, probe
-    from circuitscope.errors import UserError
     from circuitscope.progress import watching
     from circuitscope.viz.probes import probes as draw
+    from circuitscope.viz.registry import by_label
 
+    axis = _axis(log_steps, first, last)
     chosen = _begin(runs, out)
-    if out is not None and len(chosen) > 1:
-        raise UserError("--out names one figure, and every run has its own; give one run")
     definition = Definition.load(name)
-    for run in chosen:
-        with watching() as progress:
-            frame = probe(run, definition, steps=steps, progress=progress)
-        _end(draw(frame, bump=_bump(run)), [run], out, f"probe-{definition.name}", data)
+    with watching() as progress:
+        tables = by_label(chosen, [probe(run, definition, steps=steps, progress=progress) for run in chosen])
+    frame = pd.concat([table.assign(run=label) for label, table in tables.items()], ignore_index=True)
+    bumps = by_label(chosen, [_bump(run) for run in chosen])
+    _end(draw(frame, bump=bumps, axis=axis), chosen, out, f"probe-{definition.name}", data)
+
+
+def _axis(log_steps: bool, first: int | None, last: int | None) -> "StepAxis":
+    from circuitscope.viz.step_axis import StepAxis
+
+    return StepAxis(log_steps, first, last)
 
 
 def _begin(runs: Sequence[Path] | None, out: Path | None) -> "list[Run]":

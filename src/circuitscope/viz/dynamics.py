@@ -1,23 +1,26 @@
-"""Training dynamics: train and validation loss, accuracy and circuit scores on one step axis, the loss bump shaded."""
+"""Training dynamics: loss, the task's metric and circuit scores on one step axis, with the loss bump of each run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 
 from circuitscope.analysis.phases.timeline import curve_at, place_name, strongest
 from circuitscope.analysis.scores.registry import shown_in
 from circuitscope.errors import UserError
 from circuitscope.models.naming import model_name
 from circuitscope.runs.run import Run
+from circuitscope.viz.labels import legend_below, line_entry, name_levels, names_beside, shade_entry
 from circuitscope.viz.seeds import Band, Group, groups_of
-from circuitscope.viz.style import COLOURS, GREY, Sheet, look, plain, save, written
+from circuitscope.viz.step_axis import StepAxis
+from circuitscope.viz.style import COLOURS, GREY, Sheet, look, pens, plain, save, written
 
 Bump = tuple[float, float]
+_THIN: Any = {"lw": 0.8, "alpha": 0.45}  # training loss
+_EVERY_STEP = StepAxis()
 
 
 def dynamics(
@@ -26,17 +29,20 @@ def dynamics(
     scores: Sequence[pd.DataFrame | None] | None = None,
     bump: Bump | Sequence[Bump | None] | None = None,
     together: bool = True,
+    axis: StepAxis = _EVERY_STEP,
 ) -> Sheet:
-    """Loss above, accuracy below it, then the scores: all in one panel for one run, in a panel each for several runs.
+    """Loss above, the task's metric below it, then the scores: in one panel for one run, in a panel each for several.
 
-    The band of a run is the spread over evaluation batches (loss, accuracy) or ± one standard error (scores). Runs that
-    differ only in their seed are drawn as one curve, their mean, with a band from the lowest to the highest.
+    The band of a run is the spread over evaluation batches (loss, metric) or ± one standard error (scores). Runs that
+    differ only in their seed are drawn as one curve, their mean, with a band from the lowest to the highest. The bump
+    of one run is shaded behind all panels; the bumps of several are bars of their colours on top.
 
     Args:
         scores: for each run the table `circuitscope.analyze` gives; drawn are the scores that are registered for this
             figure, each where it ends highest.
-        bump: first and last step of the loss bump, for one run; or a list, one for each run.
+        bump: first and last step of the loss bump, for one run; or a list, one for each run, None where there is none.
         together: whether runs that differ only in their seed are drawn as one curve.
+        axis: which steps are drawn, and whether on a log scale.
     """
     if not runs:
         raise UserError("a figure of dynamics needs at least one run")
@@ -45,48 +51,14 @@ def dynamics(
     if len(tables) != len(runs) or len(bumps) != len(runs):
         raise UserError(f"scores and bumps are one for each of {len(runs)} runs, got {len(tables)} and {len(bumps)}")
     groups = groups_of(runs, together)
-    kept: list[dict[str, Any]] = []
     labels = {
         name: name.replace("_", " ") + (" on repeated blocks" if score.on == "repeats" else "")
         for score in shown_in("dynamics")
         for name in score.means
         if any(t is not None and (t.score == name).any() for t in tables)
     }
-    panels = list(labels.values()) if len(groups) > 1 else ["scores"] if labels else []
-    heights = [2.5, 2.5, *[1.7 if len(panels) > 1 else 2.3] * len(panels)]
     with look():
-        figure = Sheet(
-            table=lambda: pd.concat([pd.DataFrame(curve) for curve in kept], ignore_index=True),
-            figsize=(7, sum(heights)),
-            layout="constrained",
-        )
-        loss, accuracy, *rest = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
-        pen = _Pen(kept)
-        for group, colour in zip(groups, COLOURS * len(groups), strict=False):
-            _draw_metrics(pen, loss, accuracy, group, colour)
-            for i, (name, label) in enumerate(labels.items()):
-                if len(groups) == 1:
-                    _draw_score(pen, rest[0], group, tables, name, COLOURS[i % len(COLOURS)], label)
-                else:
-                    _draw_score(pen, rest[i], group, tables, name, colour, group.label)
-        _draw_chance(accuracy, runs)
-        shaded = _shade([loss, accuracy, *rest], groups, bumps)
-        loss.set_ylabel("loss")
-        metrics = sorted({run.config.task.metric for run in runs})
-        if metrics == ["accuracy"]:
-            accuracy.set(ylabel="query accuracy", ylim=(-0.02, 1.02))
-        else:
-            accuracy.set_ylabel(" or ".join(metrics))
-        for axes, label in zip(rest, panels, strict=True):
-            drawn = axes.dataLim
-            axes.set(ylabel=label.replace(" on ", "\non "), ylim=(min(-0.02, drawn.y0), max(1.02, drawn.y1)))
-            axes.legend(frameon=False)
-        [loss, accuracy, *rest][-1].set_xlabel("step")
-        loss.legend(handles=[*loss.get_legend_handles_labels()[0], *shaded], frameon=False)
-        for axes in (loss, accuracy, *rest):
-            plain(axes)
-        figure.suptitle(written(_title(groups)), x=0.01, ha="left")
-    return figure
+        return _Drawing(groups, tables, bumps, labels, axis).draw()
 
 
 def save_dynamics(runs: Sequence[Run], path: Path) -> Path:
@@ -94,16 +66,137 @@ def save_dynamics(runs: Sequence[Run], path: Path) -> Path:
     return save(dynamics(runs), path)[0]
 
 
+class _Drawing:
+    """The panels of the figure: loss, metrics, scores, and above them the bumps of several runs."""
+
+    def __init__(
+        self,
+        groups: list[Group],
+        tables: Sequence[pd.DataFrame | None],
+        bumps: Sequence[Bump | None],
+        labels: dict[str, str],
+        axis: StepAxis,
+    ):
+        self.groups, self.tables, self.labels, self.axis = groups, tables, labels, axis
+        self.pens = pens(len(groups))
+        self.bumps = [[b for i in group.at if (b := bumps[i]) is not None] for group in groups]
+        metrics = list(dict.fromkeys(_metric(group) for group in groups))
+        panels = list(labels.values()) if len(groups) > 1 else ["scores"] if labels else []
+        strip = 0.1 * len(groups) + 0.05 if len(groups) > 1 and any(self.bumps) else 0.0
+        heights = [2.0] * (1 + len(metrics)) + [1.4 if len(panels) > 1 else 2.0] * len(panels)
+        ratios = [strip, *heights] if strip else heights
+        self.pen = _Pen()
+        self.figure = Sheet(table=self.pen.table, figsize=(7, sum(ratios) + 0.4), layout="constrained")
+        grid = self.figure.add_gridspec(len(ratios), 1, height_ratios=ratios)
+        rows = list(range(len(ratios) - len(heights), len(ratios)))
+        self.loss = self.figure.add_subplot(grid[rows[0]])
+        below = [self.figure.add_subplot(grid[row], sharex=self.loss) for row in rows[1:]]
+        self.metrics = dict(zip(metrics, below, strict=False))
+        self.scores = dict(zip(panels, below[len(metrics) :], strict=True))
+        self.strip = self.figure.add_subplot(grid[0], sharex=self.loss) if strip else None
+
+    def draw(self) -> Sheet:
+        self._curves()
+        for label, axes in self.scores.items():
+            drawn = axes.dataLim
+            axes.set(ylabel=label.replace(" on ", "\non "), ylim=(min(-0.02, drawn.y0), max(1.02, drawn.y1)))
+        self.loss.set_ylabel("loss")
+        for metric, axes in self.metrics.items():
+            axes.set_ylabel(metric)
+            if metric == "accuracy":
+                axes.set_ylim(-0.02, 1.02)
+        every = [self.loss, *self.metrics.values(), *self.scores.values()]
+        self.axis.apply(every)
+        for axes in every:
+            plain(axes)
+            axes.tick_params(labelbottom=axes is every[-1])
+        every[-1].set_xlabel(self.axis.label)
+        for metric, axes in self.metrics.items():
+            name_levels(axes, "any value of\nthe context", self._chances(metric))
+        self._mark_bumps(every)
+        where = "; each score where it ends highest, named beside" if self.scores and len(self.groups) > 1 else ""
+        self.figure.suptitle(written(_title(self.groups) + where), x=0.01, ha="left")
+        legend_below(self.figure, list(self._legend()))
+        return self.figure
+
+    def _curves(self) -> None:
+        for group, (colour, style) in zip(self.groups, self.pens, strict=True):
+            _draw_metrics(self.pen, self.loss, self.metrics[_metric(group)], group, colour, style)
+        several = len(self.groups) > 1
+        for i, (name, label) in enumerate(self.labels.items()):
+            axes = self.scores[label if several else "scores"]
+            ends = []
+            for group, (colour, style) in zip(self.groups, self.pens, strict=True):
+                own = colour if several else COLOURS[(i + 1) % len(COLOURS)]  # the first is that of the loss
+                found = _draw_score(self.pen, axes, group, self.tables, name, own, style, label)
+                if found is not None:
+                    ends.append((*found, own))
+            if several:
+                names_beside(axes, [(where, own) for _, where, own in sorted(ends, key=lambda end: -end[0])])
+
+    def _chances(self, metric: str) -> dict[float, str]:
+        """Chance levels with their colours: that of a run where runs differ and no other has this level."""
+        by_level: dict[float, list[str]] = {}
+        for group, (colour, _) in zip(self.groups, self.pens, strict=True):
+            chance = group.runs[0].config.task.chance
+            if _metric(group) == metric and chance is not None:
+                by_level.setdefault(chance, []).append(colour)
+        return {
+            level: colours[0] if len(by_level) > 1 and len(colours) == 1 else GREY
+            for level, colours in by_level.items()
+        }
+
+    def _mark_bumps(self, every: Sequence[Axes]) -> None:
+        if len(self.groups) == 1:
+            for first, last in self.bumps[0]:
+                for axes in every:
+                    axes.axvspan(first, last, color=GREY, alpha=0.18 / len(self.bumps[0]) ** 0.5, lw=0, zorder=0)
+        if self.strip is None:
+            return
+        for row, (found, (colour, _)) in enumerate(zip(self.bumps, self.pens, strict=True)):
+            for first, last in found:
+                self.strip.barh(row, last - first, left=first, height=0.7, color=colour, alpha=0.8, ec=colour, lw=1)
+        self.strip.set_ylim(len(self.groups) - 0.4, -0.6)
+        self.strip.set_yticks([])
+        self.strip.set_ylabel("loss\nbumps", rotation=0, ha="right", va="center")
+        self.strip.spines[["left", "right", "top", "bottom"]].set_visible(False)
+        self.strip.tick_params(which="both", bottom=False, labelbottom=False)
+        self.strip.grid(axis="x", alpha=0.25)
+
+    def _legend(self) -> Iterable[Any]:
+        trained = any("train loss" in curve["curve"] for curve in self.pen.kept)
+        if len(self.groups) == 1:
+            yield line_entry("validation", COLOURS[0])
+            if trained:
+                yield line_entry("training", COLOURS[0], **_THIN)
+            if self.bumps[0]:
+                yield shade_entry(_span(self.bumps[0]), GREY)
+            for axes in self.scores.values():
+                yield from axes.get_legend_handles_labels()[0]
+        else:
+            for group, found, (colour, style) in zip(self.groups, self.bumps, self.pens, strict=True):
+                bump = f", {_span(found)}" if found else ", no loss bump found" if any(self.bumps) else ""
+                yield line_entry(group.label + bump, colour, ls=style)
+            if trained:
+                yield line_entry("thin lines: training", GREY, **_THIN)
+        colour = GREY if len(self.groups) > 1 else COLOURS[0]  # grey shows the bump of one run
+        yield shade_entry(_band_words(self.groups, bool(self.scores)), colour)
+
+
 class _Pen:
     """Draws curves with bands and notes what it drew."""
 
-    def __init__(self, kept: list[dict[str, Any]]):
-        self.kept = kept
+    def __init__(self) -> None:
+        self.kept: list[dict[str, Any]] = []
+
+    def table(self) -> pd.DataFrame:
+        """One row for each point of a curve."""
+        return pd.concat([pd.DataFrame(curve) for curve in self.kept], ignore_index=True)
 
     def draw(self, axes: Axes, curve: str, of: str, band: Band, colour: str, label: str, **line: Any) -> None:
         if not len(band.step):
             raise UserError(f"{of}: the runs have no step of {curve} in common")
-        axes.plot(band.step, band.value, color=colour, label=written(label), **{"lw": 1.8, **line})
+        axes.plot(band.step, band.value, color=colour, label=label, **{"lw": 1.6, **line})
         if (band.high > band.low).any():
             axes.fill_between(band.step, band.low, band.high, color=colour, alpha=0.2, lw=0)
         self.kept.append(
@@ -118,7 +211,7 @@ class _Pen:
         )
 
 
-def _draw_metrics(pen: _Pen, loss: Axes, accuracy: Axes, group: Group, colour: str) -> None:
+def _draw_metrics(pen: _Pen, loss: Axes, metric: Axes, group: Group, colour: str, style: str) -> None:
     train, held = [], []
     for run in group.runs:
         rows = run.metrics
@@ -128,9 +221,8 @@ def _draw_metrics(pen: _Pen, loss: Axes, accuracy: Axes, group: Group, colour: s
         held.append(rows[rows.split == "validation"])
     if all(len(t) for t in train):
         band = Band.over([(t.step, t.loss) for t in train])
-        pen.draw(loss, "train loss", group.label, band, colour, f"{group.label}, train", lw=0.8, alpha=0.45)
-    metric = group.runs[0].config.task.metric
-    for axes, name, label in ((loss, "loss", f"{group.label}, validation"), (accuracy, metric, group.label)):
+        pen.draw(loss, "train loss", group.label, band, colour, f"_{group.label}, train", **_THIN)
+    for axes, name in ((loss, "loss"), (metric, _metric(group))):
         if len(held) > 1:
             band = Band.over([(h.step, h[name]) for h in held])
         else:
@@ -138,7 +230,7 @@ def _draw_metrics(pen: _Pen, loss: Axes, accuracy: Axes, group: Group, colour: s
             batches = one[f"{name}_per_batch"]
             low, high = (batches.map(f).to_numpy(float) for f in (min, max))
             band = Band(one.step.to_numpy(float), one[name].to_numpy(float), low, high)
-        pen.draw(axes, f"validation {name}", group.label, band, colour, label)
+        pen.draw(axes, f"validation {name}", group.label, band, colour, written(group.label), ls=style)
 
 
 def _draw_score(
@@ -148,8 +240,10 @@ def _draw_score(
     tables: Sequence[pd.DataFrame | None],
     score: str,
     colour: str,
+    style: str,
     label: str,
-) -> None:
+) -> tuple[float, str] | None:
+    """Draws a score of a group, if it has it; gives the last value, and the place or places it is of."""
     curves, places = [], []
     for i in group.at:
         table = tables[i]
@@ -158,7 +252,7 @@ def _draw_score(
             curves.append(curve_at(table, place))
             places.append(place_name(place))
     if not curves:
-        return
+        return None
     if len(curves) > 1:
         band = Band.over([(c.step, c.value) for c in curves])
     else:
@@ -166,37 +260,9 @@ def _draw_score(
         value, error = one.value.to_numpy(float), np.nan_to_num(one.stderr.to_numpy(float))
         band = Band(one.step.to_numpy(float), value, value - error, value + error)
     where = places[0] if len(set(places)) == 1 else "each at its best place"
-    pen.draw(axes, f"{score}, {where}", group.label, band, colour, f"{label}, {where}", marker="o", ms=2.5, lw=1.4)
-
-
-def _draw_chance(accuracy: Axes, runs: Sequence[Run]) -> None:
-    for chance in sorted({level for run in runs if (level := run.config.task.chance) is not None}):
-        accuracy.axhline(chance, color="0.5", ls=":", lw=1)
-        accuracy.annotate(
-            f"any value of the context: {chance:.3g}",
-            (0, chance),
-            xytext=(4, 3),
-            textcoords="offset points",
-            color="0.35",
-            fontsize=8,
-        )
-
-
-def _shade(every: Sequence[Axes], groups: Sequence[Group], bumps: Sequence[Bump | None]) -> list[Patch]:
-    """Shades the bumps behind all panels, grey for one group, else in its colour; gives their legend entries."""
-    handles = []
-    for group, colour in zip(groups, COLOURS * len(groups), strict=False):
-        found = [b for i in group.at if (b := bumps[i]) is not None]
-        for first, last in found:
-            for axes in every:
-                shade = GREY if len(groups) == 1 else colour
-                axes.axvspan(first, last, color=shade, alpha=0.18 / len(found) ** 0.5, lw=0, zorder=0)
-        if found:
-            span = f"{min(b[0] for b in found):.0f} to {max(b[1] for b in found):.0f}"
-            whose = f"{group.label}, " if len(groups) > 1 else ""
-            shade = GREY if len(groups) == 1 else colour
-            handles.append(Patch(color=shade, alpha=0.25, lw=0, label=written(f"{whose}loss bump, steps {span}")))
-    return handles
+    line: Any = {"marker": "o", "ms": 2.5, "lw": 1.4, "ls": style}
+    pen.draw(axes, f"{score}, {where}", group.label, band, colour, f"{label}, {where}", **line)
+    return float(band.value[-1]), where
 
 
 def _bumps(bump: Any, n: int) -> list[Bump | None]:
@@ -206,9 +272,28 @@ def _bumps(bump: Any, n: int) -> list[Bump | None]:
     return [tuple(bump)] * n if one else list(bump)
 
 
+def _metric(group: Group) -> str:
+    return group.runs[0].config.task.metric
+
+
+def _span(found: Sequence[Bump]) -> str:
+    steps = f"{min(b[0] for b in found):.0f} to {max(b[1] for b in found):.0f}"
+    return f"loss bump, steps {steps}" if len(found) == 1 else f"{len(found)} loss bumps, steps {steps}"
+
+
+def _band_words(groups: Sequence[Group], scores: bool) -> str:
+    single, several = (any((len(g.runs) > 1) == many for g in groups) for many in (False, True))
+    over = " or ".join(["batch"] * single + ["seed"] * several)
+    return f"bands: lowest to highest {over}" + ("; of scores ± a standard error" if scores and single else "")
+
+
 def _title(groups: Sequence[Group]) -> str:
+    tasks = {(c.task.name, *c.task.sizes().items()): c.task for g in groups for c in [g.runs[0].config]}
+    if len(tasks) > 1:
+        return f"Training on {len(tasks)} tasks"
+    (task,) = tasks.values()
+    sizes = ", ".join(f"{name} {size}" for name, size in task.sizes().items())
+    on = f"{task.name}" + (f" ({sizes})" if sizes else "")
     if len(groups) > 1:
-        return ""
-    config = groups[0].runs[0].config
-    sizes = ", ".join(str(size) for size in config.task.sizes().values())
-    return f"{groups[0].label}: {model_name(config.model)} on {config.task.name}" + (f" ({sizes})" if sizes else "")
+        return f"Training on {on}"
+    return f"{groups[0].label}: {model_name(groups[0].runs[0].config.model)} on {on}"

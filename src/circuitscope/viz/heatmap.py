@@ -13,53 +13,21 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, Normalize, PowerNorm, to_rgb
+from matplotlib.colors import Normalize, to_rgb
 from matplotlib.image import AxesImage
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-from numpy.typing import NDArray
 from torch import Tensor
 
-from circuitscope.analysis.pictures.choice import Entries
 from circuitscope.errors import UserError, unknown
+from circuitscope.viz.marks import Edges, check_marks, draw_marks, mark_entries
 from circuitscope.viz.roles import role_look
-from circuitscope.viz.style import DIVERGING, DPI, GREY, SEQUENTIAL, Sheet, look
+from circuitscope.viz.scales import SCALES, Array, Panel, Scale, as_drawn, colours, default_scale, scale_words
+from circuitscope.viz.style import DPI, GREY, Sheet, look
 
-Scale = Literal["signed", "share", "log"]
-SCALES: dict[Scale, str] = {
-    "signed": "Φ",
-    "share": "|Φ| / row sum",
-    "log": "|Φ|, log scale",
-}
-DECADES = 5  # a log scale spans at most
 _BLANK = "#E8E8E8"  # what lies after the destination
 _TOKEN_SIZE = 5.5
-_MARKERS = ("o", "s", "D", "^")
 _STRIP, _GAP, _TITLE, _TICKS = 0.07, 0.16, 0.19, 0.16  # inches
-
-Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One matrix to draw.
-
-    Args:
-        values: [dest, src], or [pos] for a factor that is diagonal.
-        head: which head or channel it is of, or what mean of them, in words.
-        entries: whether they have either sign, are means of |Φ|, or are shares of their rows.
-    """
-
-    values: Float[Array, "..."]
-    factor: str
-    head: str = ""
-    step: int | None = None
-    entries: Entries = "signed"
-
-    @property
-    def diagonal(self) -> bool:
-        return self.values.ndim == 1
 
 
 @dataclass(frozen=True)
@@ -76,7 +44,7 @@ def heatmap(
     axis: Axis | None = None,
     scale: Scale | str | None = None,
     title: str = "",
-    marks: Mapping[str, tuple[Sequence[int], Sequence[int]]] | None = None,
+    marks: Mapping[str, Edges] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Sheet:
     """Panels side by side: a column for each step or, of one step, for each factor; else heads in rows of four.
@@ -101,54 +69,7 @@ def heatmap(
         raise UserError(f"panels of one figure have one length, got {sorted(lengths)}")
     axis = _checked(axis or Axis(), lengths.pop())
     with look():
-        return _Layout(chosen, axis, scale, title, dict(marks or {})).draw(dict(about or {}))
-
-
-def default_scale(panels: Sequence[Panel]) -> Scale:
-    """share for rows of shares and for means of |Φ|, which have no sign; signed for all else."""
-    return "signed" if any(p.entries == "signed" for p in panels) else "share"
-
-
-def as_drawn(panel: Panel, scale: Scale) -> Float[Array, "..."]:
-    """What the colours stand for; nan above the diagonal.
-
-    A diagonal factor has no rows to take shares of: it stays signed there.
-    """
-    values = np.asarray(panel.values, dtype=float)
-    if panel.diagonal:
-        return np.abs(values) if scale == "log" else values
-    if scale != "signed":
-        values = np.abs(values)
-    values = np.where(np.tri(len(values), dtype=bool), values, np.nan)
-    if scale == "share":
-        mass = np.nansum(values, axis=1, keepdims=True)
-        with np.errstate(invalid="ignore"):  # ∞ / ∞
-            values = values / np.where(mass > 0, mass, 1.0)
-    return values
-
-
-def colours(drawn: Sequence[Array], scale: Scale) -> tuple[str, Normalize]:
-    """The colour map of panels that share it, and its range.
-
-    signed: from −m to m, m the largest |value|; where the diagonal is more than twice all else, as with the D term of
-    a state-space model, m is the largest off it (at least 1% of the diagonal), and what is beyond has the last colour.
-    share: 0 to 1, evenly in the square root, so that 1/L is not black. log: from the largest value down to the
-    smallest that is not 0, at most 5 decades.
-    """
-    found = np.concatenate([np.ravel(d) for d in drawn])
-    found = found[np.isfinite(found)]
-    most = float(np.abs(found).max(initial=0))
-    most = most if most > 1e-200 else 1.0  # where a colour bar has no room left
-    if scale == "log":
-        least = float(found[found > 0].min(initial=most))
-        return SEQUENTIAL, LogNorm(max(least, most * 10**-DECADES) if least < most else most / 10, most, clip=True)
-    matrices = [d for d in drawn if d.ndim == 2]
-    if scale == "share" and matrices:
-        return SEQUENTIAL, PowerNorm(0.5, 0, 1)
-    off = max((float(np.nanmax(np.abs(np.tril(d, -1)))) for d in matrices), default=0.0)
-    if 0 < off < most / 2:
-        most = max(off, most / 100)
-    return DIVERGING, Normalize(-most, most)
+        return _Layout(chosen, axis, scale, title, check_marks(marks or {})).draw(dict(about or {}))
 
 
 def labelled(axis: Axis, length: int, spacing: float) -> list[int]:
@@ -178,7 +99,7 @@ class _Layout:
         axis: Axis,
         scale: Scale,
         title: str,
-        marks: dict[str, tuple[Sequence[int], Sequence[int]]],
+        marks: dict[str, Edges],
     ):
         self.panels, self.axis, self.scale, self.marks = panels, axis, scale, marks
         self.length = len(panels[0].values)
@@ -192,7 +113,7 @@ class _Layout:
         self.grid = self._grid(steps, factors)
         columns = max(len(row) for row in self.grid)
         squares = sum(not p.diagonal for p in max(self.grid, key=len))
-        self.side = {0: 4.4, 1: 5.9, 2: 4.4, 3: 3.7}.get(squares, 3.2)
+        self.side = {0: 3.6, 1: 5.0, 2: 3.6, 3: 3.0}.get(squares, 2.6)
         self.widths = [self._width(c) for c in range(columns)]
         digits = max((len(str(t)) for t in axis.tokens or ()), default=0)
         self.label = 0.05 + digits * _TOKEN_SIZE * 0.64 / 72 if digits else 0.0
@@ -307,10 +228,7 @@ class _Layout:
             axes.tick_params(top=top, labeltop=top, right=False, labelright=False)
             if self.axis.roles is None and self.axis.tokens is None:
                 axes.tick_params(left=first, labelleft=first)
-            for (_, (dest, src)), marker in zip(self.marks.items(), _MARKERS, strict=False):
-                edge = "black" if self.scale == "signed" else "white"
-                size = max(self.side * 72 / self.length * 1.5, 3.5)
-                axes.scatter(src, dest, s=size**2, marker=marker, facecolors="none", edgecolors=edge, linewidths=0.6)
+            draw_marks(axes, self.marks, cell=self.side * 72 / self.length)
             self._along(axes, "x", labels=lowest)
             if lowest:
                 axes.set_xlabel("source token" if self.axis.tokens else "source", labelpad=72 * self.strip + 2)
@@ -386,12 +304,7 @@ class _Layout:
         elif self.scale != "log":
             bar.locator, bar.formatter = MaxNLocator(5), FuncFormatter(lambda x, _: f"{x:.3g}")
             bar.update_ticks()
-        if self.scale == "share" and panel.entries == "shares":
-            text = "share of the row"
-        else:
-            text = SCALES["signed" if panel.diagonal and self.scale == "share" else self.scale]
-        text = text if panel.factor in ("", "phi") else text.replace("Φ", f"Φ {panel.factor}", 1)
-        bar.set_label(text, size=7.5, labelpad=1 if self.below else 3)
+        bar.set_label(scale_words(panel, self.scale), size=7.5, labelpad=1 if self.below else 3)
 
     def _range_of(self, axes: Axes, norm: Normalize) -> None:
         low, high = (norm.vmin or 0.0), (norm.vmax or 0.0)
@@ -403,8 +316,7 @@ class _Layout:
         if self.axis.roles is not None:
             present = [role_look(number) for number in sorted({int(r) for r in self.axis.roles})]
             handles += [Patch(color=r.colour, label=r.name) for r in sorted(present, key=lambda r: r.quiet)]
-        for name, marker in zip(self.marks, _MARKERS, strict=False):
-            handles.append(Line2D([], [], marker=marker, ls="", mfc="none", mec="black", ms=5, mew=0.8, label=name))
+        handles += mark_entries(self.marks)
         if handles:
             figure.legend(
                 handles=handles,

@@ -7,7 +7,8 @@ from circuitscope.analysis.checkpoints.steps import ChosenSteps
 from circuitscope.analysis.pictures.layer import LayerPictures, Picture, UnitChoice, layer_pictures
 from circuitscope.analysis.scores.edges import named_edges
 from circuitscope.runs.run import Run
-from circuitscope.viz.heatmap import Axis, Panel, Scale, heatmap
+from circuitscope.viz.heatmap import Axis, heatmap
+from circuitscope.viz.scales import Panel, Scale
 from circuitscope.viz.style import Sheet, written
 
 _MEANS = {"mean": "mean", "mean_abs": "mean |·|"}

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from circuitscope.registry import Registry
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from circuitscope.analysis.checkpoints.results import Results
     from circuitscope.runs.run import Run
     from circuitscope.viz.style import Sheet
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Thing = TypeVar("Thing")
 _MOST = 24  # rows of a plain table
 
 
@@ -74,11 +73,11 @@ def words_of(name: str) -> Words:
     return WORDS[name] if name in WORDS else Words(lambda found: _plain(name, found))
 
 
-def by_label(runs: "Sequence[Run]", tables: "Sequence[pd.DataFrame]") -> "dict[str, pd.DataFrame]":
-    """Tables by the name of the run, or by its path where two runs have the same name."""
+def by_label(runs: "Sequence[Run]", things: Sequence[Thing]) -> dict[str, Thing]:
+    """Tables, or whatever there is one of for each run, by the name of the run; by its path if two have that name."""
     names = [run.name for run in runs]
     labels = [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]
-    return dict(zip(labels, tables, strict=True))
+    return dict(zip(labels, things, strict=True))
 
 
 def _plain(name: str, found: "Results") -> Iterator[Said]:

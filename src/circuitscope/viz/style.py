@@ -65,6 +65,11 @@ def look() -> Iterator[None]:
         yield
 
 
+def pens(n: int) -> list[tuple[str, str]]:
+    """The colour and line style of each of n curves: colours first, and the next style where they run out."""
+    return [(COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]) for i in range(n)]
+
+
 def written(name: str) -> str:
     """A name as matplotlib writes it letter by letter: $ opens no formula, and a first _ hides no legend entry."""
     return (" " if name.startswith("_") else "") + escaped(name).replace("$", r"\$")
