@@ -5,6 +5,7 @@ from typing import Any
 
 from circuitscope.analysis.checkpoints.results import Results
 from circuitscope.viz.charts.kinds import Bars, number
+from circuitscope.viz.probes import short_name
 from circuitscope.viz.registry import charts
 
 _MOST = 8  # bars of a chart
@@ -24,6 +25,9 @@ def causal_charts(found: Results) -> Iterator[Bars]:
 
 
 def _where(row: Mapping[Any, Any]) -> str:
-    """The place, with its layer if the place does not name it."""
-    named = str(row["where"]).startswith(("L", "blocks."))
-    return str(row["where"]) if named else f"L{row['layer']} {row['where']}"
+    """The place, with a hook by its short name, and with the layer if the place does not name it."""
+    where = str(row["where"])
+    if where.startswith("blocks."):
+        hook, at, position = where.partition(" at ")
+        return f"{short_name(hook)}{at}{position}"
+    return where if where.startswith("L") else f"L{row['layer']} {where}"

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+from circuitscope.analysis.causal.circuit import Step
 from circuitscope.config import differences
 from circuitscope.runs.metrics import read_metrics
 from circuitscope.runs.run import Run
@@ -44,7 +45,7 @@ def _results(runs: Sequence[Run], told: Sequence[dict[str, Any]]) -> Iterator[Co
     yield Column(metrics, "of held-out examples at the last evaluation", [_last(run) for run in runs])
     yield Column("step to 99%", "first evaluation with an accuracy of at least 99%", [_reached(run) for run in runs])
     yield Column("verdict", "what the loss and the accuracy do together", [(one["verdict"][0], None) for one in told])
-    for part in dict.fromkeys(part["score"] for one in told for part in one["parts"]):
+    for part in get_args(Step) if any(one["circuit"] for one in told) else ():
         places = [next((p["place"] for p in one["parts"] if p["score"] == part), _NONE) for one in told]
         yield Column(part, "where this part of the recall circuit is", [(place, None) for place in places])
 

@@ -64,7 +64,6 @@ class AtSteps extends Charts {
     super({ first: chart.at[0], last: chart.at.at(-1) });
     this.told = chart;
     this.now = run.steps.at(-1);
-    this.isReady = false;
   }
 
   cursor(step, isOpen) {
@@ -126,7 +125,7 @@ class Bars {
         whisker.style.width = `${place((value ?? 0) + (error ?? 0)) - place((value ?? 0) - (error ?? 0))}%`;
         const said = error == null ? number(value, 2) : `${number(value, 2)} ± ${number(error, 1)}`;
         return [
-          element("span", { class: "bar-name" }, words(name)),
+          element("span", { class: "bar-name" }, name),
           element("span", { class: "bar-room" }, fill, error ? whisker : null),
           element("b", {}, said),
         ];

@@ -70,7 +70,8 @@ function follow(panel) {
 const first = data.runs.map((_, i) => i).slice(0, data.runs.length > TOGETHER ? 2 : TOGETHER);
 document.title = `${data.runs.map((run) => run.name).join(", ")} · circuitscope`;
 document.getElementById("top").append(element("h1", {}, "circuitscope"));
-if (several) document.getElementById("top").append(overlay.scale.label, link.label);
+if (several)
+  document.getElementById("top").append(element("div", { class: "controls" }, overlay.scale.label, link.label));
 document
   .getElementById("about")
   .append(`circuitscope ${data.version}. This file holds all it shows and loads nothing.`);
