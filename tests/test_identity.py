@@ -176,6 +176,7 @@ def test_what_differs_is_told_by_field_with_the_value_in_each_config():
         "model.mixers": [["mamba", "attention"], "attention"],
         "model.n_layers": [2, 3],
     }
+    assert differences([build(), build(early_stop=0.9)]) == {"train.early_stop": [None, 0.9]}
     assert differences([build(), build(save_every=7, threads=1)]) == {}
     assert differences([build()]) == {}
 

@@ -34,45 +34,49 @@ def differ_in_seed_alone(one: "RunConfig", other: "RunConfig") -> bool:
 
 
 def differences(configs: "Sequence[RunConfig]") -> dict[str, list[Any]]:
-    """The fields that count and are not the same in all configs: by dotted name, the value in each config.
+    """The fields that count in some config and are not the same in all: by dotted name, the value in each config.
 
     The name of a mixer or task stands under the name of its section. What follows from other fields is left out: a
     field that some configs do not have, a field of the model that has what its mixers and its task give it in every
     config, and the seed of the examples where it is everywhere that of the weights.
     """
-    every = [dict(_fields(config)) for config in configs]
+    every = [{name: value for name, value, _ in _fields(config)} for config in configs]
+    counted = {name for config in configs for name, _, counts in _fields(config) if counts}
     given = [_given(config) for config in configs]
     out = {}
     for name in every[0] if every else ():
         values = [fields[name] for fields in every if name in fields]
-        if len(values) < len(every) or all(value == values[0] for value in values):
+        if name not in counted or len(values) < len(every) or all(value == values[0] for value in values):
             continue
         if not all(name in own and own[name] == value for own, value in zip(given, values, strict=True)):
             out[name] = values
     return out
 
 
-def _fields(config: "RunConfig") -> Iterator[tuple[str, Any]]:
-    """The fields that count by dotted name. A field of several layers is a list, or one value if all are equal."""
-    for name, value in _flat("", config):
-        yield name, config.train.batch_seed if name == "train.data_seed" else value
+def _fields(config: "RunConfig") -> Iterator[tuple[str, Any, bool]]:
+    """Every field: its dotted name, its value and whether it counts."""
+    for name, value, counts in _flat("", config):
+        yield name, config.train.batch_seed if name == "train.data_seed" else value, counts
 
 
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _flat(name: str, value: Any, counts: bool = True) -> Iterator[tuple[str, Any, bool]]:
+    """The fields of a section and of its parts. A field of several layers is a list, or one value if all are equal."""
     if isinstance(value, Section):
         silent = value.without_effect()
         for part, field in value:
-            if part not in silent:
-                yield from _flat(name if part == "name" else f"{name}.{part}".lstrip("."), field)
+            dotted = name if part == "name" else f"{name}.{part}".lstrip(".")
+            yield from _flat(dotted, field, counts and part not in silent)
     elif isinstance(value, list | tuple) and value and all(isinstance(item, Section) for item in value):
-        layers: dict[str, list[Any]] = {}
+        layers: dict[str, list[tuple[Any, bool]]] = {}
         for item in value:
-            for part, field in _flat(name, item):
-                layers.setdefault(part, []).append(field)
-        for part, fields in layers.items():
-            yield part, fields[0] if all(field == fields[0] for field in fields) else fields
+            for part, field, does in _flat(name, item, counts):
+                layers.setdefault(part, []).append((field, does))
+        for part, found in layers.items():
+            fields = [field for field, _ in found]
+            same = all(field == fields[0] for field in fields)
+            yield part, fields[0] if same else fields, any(does for _, does in found)
     else:
-        yield name, to_jsonable_python(value)
+        yield name, to_jsonable_python(value), counts
 
 
 def _given(config: "RunConfig") -> dict[str, Any]:
@@ -80,7 +84,7 @@ def _given(config: "RunConfig") -> dict[str, Any]:
     model = type(config.model)(mixers=config.model.mixers, n_layers=config.model.n_layers)
     by_mixers = {
         name: value
-        for name, value in _flat("model", model)
+        for name, value, _ in _flat("model", model)
         if name != "model.n_layers" and not name.startswith("model.mixers")
     }
     by_task = {f"model.{name}": value for name, value in config.task.needs().items()}

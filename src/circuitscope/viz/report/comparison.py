@@ -68,7 +68,7 @@ def _last(run: Run) -> tuple[str, float | None]:
 def _reached(run: Run) -> tuple[str, float | None]:
     is_share = run.config.task.metric == "accuracy"
     step = next((step for step, value in _evaluations(run) if is_share and value >= _REACHED), None)
-    return (_NONE, None) if step is None else (f"{step:,}", step)
+    return (_NONE, None) if step is None else (str(step), step)
 
 
 def _short(fields: Sequence[str]) -> list[str]:

@@ -34,7 +34,7 @@ function panelOf(number) {
   return made.get(number);
 }
 
-/** Shows these runs side by side. */
+/** Shows these runs side by side; those that are new go where the active one is. */
 function choose(numbers) {
   const before = shown;
   shown = numbers.map(panelOf);
@@ -43,7 +43,7 @@ function choose(numbers) {
   home.replaceChildren(...shown.map((panel) => panel.node));
   if (!shown.includes(active)) activate(shown.find((panel) => before.includes(panel)) ?? shown[0]);
   for (const { dataset, open } of active.details) shown.forEach((panel) => panel.toggle(dataset.name, open));
-  follow(active);
+  if (before.length) follow(active);
 }
 
 function activate(panel) {
