@@ -52,8 +52,8 @@ def _results(runs: Sequence[Run], told: Sequence[dict[str, Any]]) -> Iterator[Co
 
 def _evaluations(run: Run) -> list[tuple[int, float]]:
     """(step, metric) of every evaluation that gave a number."""
-    rows = [row for row in read_metrics(run.path) if row["split"] == "validation"]
-    found = [(int(row["step"]), float(row[run.config.task.metric])) for row in rows]
+    rows = [row for row in read_metrics(run.path) if row.get("split") == "validation"]
+    found = [(int(row["step"]), float(row.get(run.config.task.metric, math.nan))) for row in rows]
     return [(step, value) for step, value in found if math.isfinite(value)]
 
 
