@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field
 
 import circuitscope as cs
-from circuitscope.config import RunConfig, TrainConfig, differ_in_seed_alone
+from circuitscope.config import RunConfig, TrainConfig, differ_in_seed_alone, differences
 from circuitscope.config.identity import digest
 from circuitscope.mixers.mamba import MambaConfig
 from circuitscope.models.config import ModelConfig
@@ -157,3 +157,36 @@ def test_runs_differ_in_the_seed_alone_where_seeds_differ_and_nothing_else_that_
         assert differ_in_seed_alone(one, RunConfig.build(**options)), options
     for options in ({"seed": 1}, {"seed": 1, "data_seed": 1}, {"seed": 1, "save_every": 7}, {"seed": 2, "lr": 0.1}):
         assert not differ_in_seed_alone(one, RunConfig.build(**options)), options
+
+
+# What differs.
+
+
+def test_what_differs_is_told_by_field_with_the_value_in_each_config():
+    build = RunConfig.build
+    assert differences([build(seed=1), build(seed=2), build(seed=2)]) == {"train.seed": [1, 2, 2]}
+    assert differences([build(lr=0.1, n_heads=2), build(lr=0.2)]) == {
+        "model.mixers.n_heads": [2, 1],
+        "train.lr": [0.1, 0.2],
+    }
+    assert differences([build(seed=1, data_seed=5), build(seed=2, data_seed=6)]) == {
+        "train.seed": [1, 2],
+        "train.data_seed": [5, 6],
+    }
+    assert differences([build(mixers="mamba,attention"), build(n_layers=3)]) == {
+        "model.mixers": [["mamba", "attention"], "attention"],
+        "model.n_layers": [2, 3],
+    }
+    assert differences([build(), build(early_stop=0.9)]) == {"train.early_stop": [None, 0.9]}
+    assert differences([build(), build(save_every=7, threads=1)]) == {}
+    assert differences([build()]) == {}
+
+
+def test_what_follows_from_another_field_is_no_difference():
+    """The task gives vocabulary and length; the mixers give positions and initialization, and have their own fields."""
+    one, other = RunConfig.build(vocab_size=64), RunConfig.build("mamba", vocab_size=32, length=16, n_layers=2)
+    found = differences([one, other])
+    assert found == {"model.mixers": ["attention", "mamba"], "task.length": [64, 16], "task.vocab_size": [64, 32]}
+    chosen = RunConfig.build("mamba", vocab_size=64, positions="learned", init="gpt2", rescale_residual=False)
+    assert "model.positions" not in differences([one, chosen])  # they are the same
+    assert "model.positions" in differences([other, chosen])

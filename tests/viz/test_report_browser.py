@@ -48,6 +48,10 @@ def browser():
 @pytest.fixture
 def show(browser):
     """Opens a file as a person would; at the end there were no errors, no dialogs and no requests."""
+    yield from shower(browser)
+
+
+def shower(browser):
     contexts, wrong = [], []
 
     def show(path, width=1280, height=900, scheme="light"):
@@ -403,9 +407,15 @@ def test_light_and_dark_are_both_there(show, single):
     assert (pixels(light) != before).any(axis=2).mean() > 0.2
 
 
-def test_the_bump_is_shaded_from_onset_to_end_and_chance_is_drawn(show, single, root):
-    text = single.read_text(encoding="utf-8")
+def opened(path) -> tuple[dict, list[str]]:
+    """The data of a report, and its matrices."""
+    text = path.read_text(encoding="utf-8")
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+    return data, re.findall(r'<script type="text/plain".*?</script>', text)
+
+
+def test_the_bump_is_shaded_from_onset_to_end_and_chance_is_drawn(show, single, root):
+    data, chunks = opened(single)
     run = data["runs"][0]
     run["bumps"] = [[3, 9]]
     times = {"onset": 3, "midpoint": 6, "end": 9, "low": 5, "high": None, "size": -1.5}
@@ -414,7 +424,6 @@ def test_the_bump_is_shaded_from_onset_to_end_and_chance_is_drawn(show, single, 
         {"curve": "recall L1H0", "of": "recall", **times, "size": 0.5},
     ]
     run["verdict"] = ["bump with accuracy", "loss falls around step 6"]
-    chunks = re.findall(r'<script type="text/plain".*?</script>', text)
     (root / "bump.html").write_text(assembled(data, chunks), encoding="utf-8")
     view = show(root / "bump.html")
     assert view.locator(".verdict").inner_text() == "bump with accuracy — loss falls around step 6"
@@ -494,6 +503,173 @@ def test_a_notebook_shows_the_report_in_a_frame(browser, single, attention):
     frame.locator("h3").filter(has_text="at step 0").wait_for()
     assert not errors
     context.close()
+
+
+# Several runs together. One page serves all of these tests: six runs, of which the first and the last are real.
+
+NAMES = ["attention", "copy 0", "copy 1", "copy 2", "copy 3", "mamba"]
+BESIDE = ["h2", ".heading", ".verdict", ".circuit", ".slider", ".events", ".pickers:not(.small)", "h3", ".heatmap"]
+BESIDE += [f".chart.{name} {part}" for name in ("loss", "accuracy", "scores") for part in ("figcaption", "svg")]
+BESIDE += [
+    ".legend",
+    ".pickers.small",
+    *(f'[data-name="{name}"]' for name in ("circuit", "decay", "Config of the run")),
+]
+CHARTS = [
+    {"kind": "AtSteps", "title": "m(δ)", "x": "lag δ", "at": [0, 1, 2], "step": [0, 12], "log": True,
+     "values": [[1, 0.1, None], [1, 0.5, 0.2]]},
+    {"kind": "OverSteps", "title": "Rate κ", "levels": [["chance", 0.5]],
+     "lines": [{"name": "L0", "step": [0, 12], "value": [0.1, 0.3], "low": [0, 0.2], "high": [0.2, 0.4]}]},
+    {"kind": "Bars", "title": "ablation: accuracy lost", "rest": "and 3 weaker ones",
+     "bars": [["L0H0", 0.5, 0.01], ["L1", -0.1, None], [NASTY, None, None]]},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def six(browser, double, root):
+    """A page of six runs that differ in the length of everything that is said of them."""
+    data, chunks = opened(double)
+    one, other = data["runs"]
+    chunks_of = [[c for c in chunks if f'id="matrices-{n}-' in c] for n in (0, 1)]
+    middle = [{**one, "name": f"copy {i}", "bumps": [[3 * i, 3 * i + 2]]} for i in range(4)]
+    data["runs"] = [{**one, "circuit": ["short"]}, *middle, {**other, "circuit": ["a long sentence, " * 40] * 2}]
+    about = {"name": "decay", "about": "Decay.", "said": ["said"], "charts": CHARTS}
+    data["runs"][0]["analyses"] = [*one["analyses"], about]
+    data["runs"][1]["analyses"] = [*one["analyses"], {**about, "charts": []}]
+    data["differs"] = [[f"seed {i}", "lr 0.1"] for i in range(5)] + [[f"field_{i} {i}" for i in range(9)]]
+    column = {"name": "accuracy", "about": "", "cells": [[f"{v}%", v] for v in (9, 10, 2, 30, 4)] + [["–", None]]}
+    verdict = {"name": "verdict", "about": "", "cells": [[name, None] for name in "caebfd"]}
+    data["table"] = [column, verdict]
+    renumbered = [
+        chunk.replace('id="matrices-1-' if i == 5 else 'id="matrices-0-', f'id="matrices-{i}-')
+        for i in range(6)
+        for chunk in chunks_of[i == 5]
+    ]
+    (root / "six.html").write_text(assembled(data, renumbered), encoding="utf-8")
+    started = shower(browser)
+    yield next(started)(root / "six.html", width=1600)
+    assert list(started) == []  # runs the checks at the end
+
+
+def choose(view, *numbers):
+    """Chooses the runs that are side by side."""
+    for i in [*numbers, *({*range(6)} - {*numbers})]:
+        view.get_by_label(f"show {NAMES[i]}").set_checked(i in numbers)
+    settle(view)
+
+
+def names_shown(view) -> list[str]:
+    return view.locator(".run h2").evaluate_all("(all) => all.map((h2) => h2.childNodes[1].textContent)")
+
+
+def test_of_six_runs_two_are_shown_first_and_others_can_be_chosen(six):
+    choose(six, 0, 1)
+    six.reload()  # as it opens
+    six.wait_for_selector("html[data-ready]")
+    assert six.locator(".run").count() == 2
+    choose(six, 1, 3, 5)
+    assert names_shown(six) == ["copy 0", "copy 2", "mamba"]
+    boxes = [panel.bounding_box() for panel in six.locator(".run").all()]
+    assert min(box["width"] for box in boxes) >= 400
+    assert len({box["y"] for box in boxes}) == 1
+    slide(six, 0, 2)
+    assert [step_shown(six, i) for i in range(3)] == [0, 0, 0]
+    choose(six, 4)
+    assert (six.locator(".run").count(), step_shown(six)) == (1, 0)  # it goes where the others were
+    six.get_by_label(f"show {NAMES[4]}").click()
+    assert six.locator(".run").count() == 1  # one stays
+
+
+def test_rows_of_runs_side_by_side_stand_at_the_same_height(six):
+    choose(six, 0, 5)
+    runs = [six.locator(".run").nth(i) for i in range(2)]
+    tall = [run.locator(".circuit li").first.bounding_box()["height"] for run in runs]
+    assert tall[1] > 3 * tall[0]
+    for part in BESIDE:
+        if all(run.locator(part).count() for run in runs):
+            tops = [run.locator(part).first.bounding_box()["y"] for run in runs]
+            assert tops[0] == pytest.approx(tops[1], abs=0.5), part
+    assert six.evaluate("document.documentElement.scrollWidth") <= 1600
+
+
+def test_the_heading_of_a_run_says_what_distinguishes_it(six):
+    choose(six, 2, 5)
+    first, last = six.locator(".run h2 .differs").all_inner_texts()
+    assert first == "seed 2 · lr 0.1"
+    assert last == "field 0 0 · field 1 1 · field 2 2 · 6 more"
+
+
+def test_the_table_of_runs_sorts_by_any_column_and_back(six):
+    def order(name) -> list[str]:
+        six.locator(".runs-table").get_by_role("button", name=name).click()
+        return six.locator(".runs-table tbody th").all_inner_texts()
+
+    numbers = ["copy 1", "copy 3", "attention", "copy 0", "copy 2", "mamba"]
+    assert order("accuracy") == numbers  # 2, 4, 9, 10, 30, and then what has no number
+    assert order("accuracy") == [*reversed(numbers[:-1]), "mamba"]
+    assert order("verdict") == ["copy 0", "copy 2", "attention", "mamba", "copy 1", "copy 3"]
+
+
+def test_the_overlay_has_a_colour_for_each_run_and_its_bump_and_a_log_axis(six):
+    choose(six, 0, 1)
+    for chart in six.locator(".overlay svg").all():
+        inks = chart.locator("path.line").evaluate_all("(lines) => lines.map((line) => getComputedStyle(line).stroke)")
+        assert len(set(inks)) == 6
+        shades = chart.locator("rect.bump").evaluate_all("(all) => all.map((one) => getComputedStyle(one).fill)")
+        assert shades == inks[1:5]
+    marks = six.locator(".runs-table .mark").evaluate_all("(m) => m.map((x) => getComputedStyle(x).backgroundColor)")
+    assert sorted(marks) == sorted(inks)
+    names = six.locator(".overlay .chart").first.locator(".name").all_inner_texts()
+    assert [name.split("\n")[0] for name in names] == NAMES
+    slide(six, 1)
+    linear, log = [], []
+    for scale, found in (("linear", linear), ("log", log)):
+        six.get_by_label("steps", exact=True).select_option(scale)
+        settle(six)
+        found += [float(six.locator(".overlay line.cursor").first.get_attribute("x1"))]
+        found += [float(r.get_attribute("x")) for r in six.locator(".overlay svg").first.locator("rect.bump").all()]
+    left, right = 46, six.locator(".overlay svg").first.bounding_box()["width"] - 14
+    for steps, places, place in (([3, 0, 3, 6, 9], linear, float), ([3, 0, 3, 6, 9], log, np.log1p)):
+        expected = [left + (right - left) * place(step) / place(12) for step in steps]
+        assert places == pytest.approx(expected, abs=0.2)
+    six.locator(".overlay svg").first.scroll_into_view_if_needed()
+    box = six.locator(".overlay svg").first.bounding_box()
+    six.mouse.click(box["x"] + left + (right - left) * np.log1p(9) / np.log1p(12), box["y"] + 40)
+    assert [step_shown(six, i) for i in range(2)] == [9, 9]
+    six.get_by_label("steps", exact=True).select_option("linear")
+
+
+def test_analyses_open_side_by_side_and_draw_their_charts_for_the_checkpoint_that_is_shown(six):
+    choose(six, 0, 1)
+    slide(six, 4)
+    six.locator('[data-name="decay"] summary').nth(1).click()
+    part = six.locator('[data-name="decay"]').first
+    part.locator("figure").first.wait_for()
+    assert [p.get_attribute("open") is not None for p in six.locator('[data-name="decay"]').all()] == [True, True]
+    lag, rate, bars = part.locator("figure").all()
+    strong = lag.locator("path.line:not(.thin)")
+    late = strong.get_attribute("d")
+    assert late.count("L") == 2
+    assert "step 12" in lag.locator("b").inner_text()
+    assert rate.locator("b").inner_text() == "0.3"
+    slide(six, 0)
+    assert strong.get_attribute("d").count("L") == 1  # the third number is not there
+    assert "step 0" in lag.locator("b").inner_text()
+    assert rate.locator("b").inner_text() == "0.1"
+    assert bars.locator("b").all_inner_texts() == ["0.5 ± 0.01", "−0.1", "–"]
+    widths = [box.bounding_box()["width"] for box in bars.locator(".fill").all()]
+    assert widths[0] == pytest.approx(5 * widths[1], rel=0.02)
+    assert bars.locator(".bar-name").nth(2).inner_text() == NASTY
+    six.locator('[data-name="decay"] summary').first.click()
+
+
+def test_six_runs_fit_a_phone(six):
+    choose(six, 0, 5)
+    six.set_viewport_size({"width": 420, "height": 800})
+    settle(six)
+    assert six.evaluate("document.documentElement.scrollWidth") <= 420
+    six.set_viewport_size({"width": 1600, "height": 900})
+    settle(six)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The report as a file and as an object: what it computes, what it holds, what it refuses."""
 
+import dataclasses
 import html
 import json
 import re
@@ -13,6 +14,9 @@ from typer.testing import CliRunner
 
 import circuitscope as cs
 import circuitscope.viz
+from circuitscope.analysis import analysis_results
+from circuitscope.analysis.probes import probe
+from circuitscope.analysis.registry import ANALYSES
 from circuitscope.analysis.scores.edges import Edges
 from circuitscope.analysis.scores.registry import SCORES, edge_score
 from circuitscope.cli.report import report as command
@@ -179,6 +183,41 @@ def test_no_runs_are_refused(tmp_path):
         report([])
     with pytest.raises(cs.UserError, match="not a run"):
         report(tmp_path / "nothing")
+
+
+def test_analyses_and_probes_that_a_run_has_are_in_the_report_with_their_charts(run):
+    names = [part["name"] for part in data_in(report(run, sequences=16).html)["runs"][0]["analyses"]]
+    assert names == ["scores", "phases", "circuit"]
+    analysis_results(run, ["decay", "causal"], sequences=16)
+    probe(run, "bound-key", sequences=60, steps="0,12")
+    (told,) = data_in(report(run, sequences=16).html)["runs"]
+    kinds = {part["name"]: [chart["kind"] for chart in part["charts"]] for part in told["analyses"]}
+    assert list(kinds) == ["scores", "phases", "circuit", "causal", "decay", "probe bound-key"]
+    assert (kinds["decay"][0], kinds["decay"][-1]) == ("AtSteps", "OverSteps")
+    assert set(kinds["causal"]) == {"Bars"}
+    assert kinds["probe bound-key"] == ["OverSteps", "OverSteps"]
+
+
+def test_an_analysis_that_fails_is_left_out_with_a_word(run, monkeypatch):
+    analysis_results(run, ["causal"], sequences=16)
+    for path in (run.path / "analysis").glob("causal*"):
+        path.write_bytes(b"damaged")
+
+    def fails(model, data):
+        raise cs.UserError("nothing to ablate")
+
+    monkeypatch.setitem(ANALYSES._things, "causal", dataclasses.replace(ANALYSES["causal"], rows=fails))
+    said = Listens()
+    (told,) = data_in(report(run, sequences=16, progress=said).html)["runs"]
+    assert "causal" not in [part["name"] for part in told["analyses"]]
+    assert any("nothing to ablate" in line for line in said.lines)
+
+
+def test_two_runs_are_compared_and_each_says_its_seed(run, tmp_path):
+    other = train(tiny(seed=5), root=tmp_path, name="other")
+    data = data_in(report([run, other], sequences=16).html)
+    assert data["differs"] == [["seed 0"], ["seed 5"]]
+    assert [column["name"] for column in data["table"]][:3] == ["accuracy", "step to 99%", "verdict"]
 
 
 def test_a_run_with_no_matrix_still_has_its_curves(tmp_path):

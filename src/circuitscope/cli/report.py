@@ -28,7 +28,9 @@ def report(
     """Write an interactive report of runs: one HTML file that opens from disk, offline.
 
     A slider over the checkpoints moves through loss, accuracy, scores and the mixing matrices of every
-    layer and head. Checkpoints that were not analyzed yet are analyzed first; their tables are kept.
+    layer and head. Several runs are compared in a table and in one chart, and those you check stand side by side.
+    Checkpoints that were not analyzed yet are analyzed first; their tables are kept. What `analyze` (for example
+    --decay or --causal) and `probe` found before is in the report too.
     """
     from circuitscope.errors import escaped
     from circuitscope.progress import watching

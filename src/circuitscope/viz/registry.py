@@ -1,4 +1,5 @@
-"""Registers what people see of an analysis, under its name: words for the terminal and, if there is one, a figure.
+"""Registers what people see of an analysis, under its name: words for the terminal and, if there are any, a figure and
+small charts for the interactive report.
 
 An analysis without words gets a plain table of its last checkpoint and what its columns mean.
 """
@@ -12,6 +13,7 @@ from circuitscope.registry import Registry
 if TYPE_CHECKING:
     from circuitscope.analysis.checkpoints.results import Results
     from circuitscope.runs.run import Run
+    from circuitscope.viz.charts.kinds import Chart
     from circuitscope.viz.style import Sheet
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -49,6 +51,9 @@ WORDS: Registry[Words] = Registry("words of the analysis", "words", own=[f"circu
 FIGURES: "Registry[Callable[..., Sheet]]" = Registry(
     "figure of the analysis", "figures", own=("circuitscope.viz.scores", "circuitscope.viz.decay")
 )
+CHARTS: "Registry[Callable[[Results], Iterable[Chart]]]" = Registry(
+    "charts of the analysis", "charts", own=("circuitscope.viz.charts.decay", "circuitscope.viz.charts.causal")
+)
 
 
 def words(
@@ -66,6 +71,11 @@ def words(
 def figure(name: str) -> Callable[[Function], Function]:
     """Registers a function (tables by the name of the run) → Sheet as the figure of an analysis."""
     return FIGURES.register(name)
+
+
+def charts(name: str) -> Callable[[Function], Function]:
+    """Registers a function results → charts as what the interactive report draws of an analysis."""
+    return CHARTS.register(name)
 
 
 def words_of(name: str) -> Words:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis.probes import Definition, fit, probe, probe_model
+from circuitscope.analysis.probes import Definition, fit, kept_probes, probe, probe_model
 from circuitscope.analysis.probes.over_run import COLUMNS, ProbeData, probe_rows
 from circuitscope.errors import UserError
 from circuitscope.training.trainer import train
@@ -47,6 +47,23 @@ def test_the_table_is_tidy_and_on_disk(run):
     (path,) = (run.path / "analysis").glob("probe-own-token-*.parquet")
     saved = pd.read_parquet(path)
     pd.testing.assert_frame_equal(frame, saved.astype(COLUMNS), check_dtype=False)
+
+
+def test_kept_tables_are_found_without_computing_anything_and_only_for_checkpoints_as_they_are(run):
+    assert kept_probes(run) == {}
+    frame = probe(run, "bound-key", sequences=60, hooks=["blocks.0.hook_resid_post"])
+    (path,) = (run.path / "analysis").glob("probe-bound-key-*.parquet")
+    ((name, found),) = kept_probes(run).items()
+    assert name == path.stem
+    pd.testing.assert_frame_equal(found, frame)
+    first, last = (run.checkpoints.folder / f"step-{step:08}.safetensors" for step in (0, 12))
+    shutil.copy(last, first)
+    assert 0 not in set(kept_probes(run)[name].step)
+    assert 12 in set(kept_probes(run)[name].step)
+    path.write_bytes(b"damaged")
+    path.with_name(f"{name}.old-1.parquet").write_bytes(b"set aside")
+    assert kept_probes(run) == {}
+    assert path.read_bytes() == b"damaged"
 
 
 def test_the_embedding_itself_gives_the_token_away(run):

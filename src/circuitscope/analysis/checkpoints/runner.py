@@ -13,7 +13,7 @@ from circuitscope.analysis.causal.circuit import Circuit, circuit_of
 from circuitscope.analysis.checkpoints.in_order import LeftOut, load_weights, rows_in_order
 from circuitscope.analysis.checkpoints.results import Results
 from circuitscope.analysis.checkpoints.steps import ChosenSteps, choose_steps
-from circuitscope.analysis.checkpoints.table import Table
+from circuitscope.analysis.checkpoints.table import Table, rows_on_disk
 from circuitscope.analysis.registry import ANALYSES, Analysis, Row, with_needs
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.registry import SCORES
@@ -178,6 +178,18 @@ def over_checkpoints(
     if not read:
         raise UserError(f"no checkpoint of {run.path} could be read")
     return frame[frame.step.isin(chosen)].reset_index(drop=True), read
+
+
+def kept_tables(run: Run, kind: str, columns: dict[str, str]) -> dict[str, pd.DataFrame]:
+    """Tables of a kind that `over_checkpoints` kept, by the name of their file; only rows of checkpoints as they are.
+
+    Args:
+        kind: how the names of the tables start.
+    """
+    paths = sorted((run.path / "analysis").glob(f"{kind}*.parquet"))
+    digests = _digests(run, run.steps)
+    found = {p.stem: rows_on_disk(p, columns, _VERSION, digests) for p in paths if ".old-" not in p.name}
+    return {name: frame for name, frame in found.items() if len(frame)}
 
 
 def _checkpoint_table(

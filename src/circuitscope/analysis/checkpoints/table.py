@@ -175,6 +175,24 @@ class Table:
         self.notes.append(f"warning: {self.path} {why}; it is kept as {aside.name} and computed again")
 
 
+def rows_on_disk(path: Path, columns: Mapping[str, str], version: int, digests: Mapping[int, str]) -> pd.DataFrame:
+    """The rows of a table that were read from these checkpoints; none if the file is damaged or of another version.
+
+    The file is neither locked nor changed.
+    """
+    try:
+        table = pq.read_table(path)
+        made_with = json.loads((table.schema.metadata or {})[_KEY])
+        read_from = {int(step): digest for step, digest in made_with["checkpoints"].items()}
+        current = {step for step, digest in read_from.items() if digests.get(step) == digest}
+        if made_with["settings"]["version"] != version:
+            current = set()
+        frame: pd.DataFrame = table.to_pandas().astype(dict(columns))[list(columns)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
+        return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
+    return frame[frame.step.isin(current)].reset_index(drop=True)
+
+
 def _as_json(value: Any) -> Any:
     """A value as it comes back from a JSON file."""
     return json.loads(json.dumps(value))

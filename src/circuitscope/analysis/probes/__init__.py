@@ -12,6 +12,7 @@ from circuitscope.analysis.probes.estimators import EmbeddingRidge as EmbeddingR
 from circuitscope.analysis.probes.fitting import Fit as Fit
 from circuitscope.analysis.probes.fitting import fit as fit
 from circuitscope.analysis.probes.over_run import SEQUENCES as SEQUENCES
+from circuitscope.analysis.probes.over_run import kept_probes as kept_probes
 from circuitscope.analysis.probes.over_run import probe as probe
 from circuitscope.analysis.probes.over_run import probe_model as probe_model
 from circuitscope.analysis.probes.removal import remove as remove

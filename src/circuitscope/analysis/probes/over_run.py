@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from circuitscope.analysis.causal.interventions import Effect
-from circuitscope.analysis.checkpoints.runner import over_checkpoints
+from circuitscope.analysis.checkpoints.runner import kept_tables, over_checkpoints
 from circuitscope.analysis.checkpoints.steps import ChosenSteps
 from circuitscope.analysis.probes.activations import Features, collect, matching_hooks
 from circuitscope.analysis.probes.definition import Definition
@@ -111,6 +111,11 @@ def probe(
         progress,
     )
     return frame
+
+
+def kept_probes(run: Run | str | Path) -> dict[str, pd.DataFrame]:
+    """The tables that `probe` kept of a run, by file: one for each probe and settings. Nothing is computed."""
+    return kept_tables(Run.of(run), "probe-", COLUMNS)
 
 
 def probe_model(

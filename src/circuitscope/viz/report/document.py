@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from circuitscope import __version__
-from circuitscope.analysis.checkpoints.runner import SEQUENCES, analyze, held_out, saved_steps, table_path
+from circuitscope.analysis.checkpoints.runner import SEQUENCES, held_out, saved_steps, table_path
 from circuitscope.analysis.checkpoints.steps import ChosenSteps, choose_steps
 from circuitscope.analysis.pictures.at_checkpoints import snapshots
 from circuitscope.analysis.pictures.choice import Source, leading_score, sources_of, views
@@ -25,12 +25,16 @@ from circuitscope.runs.run import Run, newest_run
 from circuitscope.runs.store import write_text
 from circuitscope.viz.report import shown
 from circuitscope.viz.report.budget import Need, Plan, plan, spread
-from circuitscope.viz.report.facts import facts, place_of, scores_of
+from circuitscope.viz.report.comparison import compared
+from circuitscope.viz.report.facts import facts, place_of, results, scores_of
 from circuitscope.viz.report.packing import CODES, PackedMatrices
 
 EXAMPLES = 8
 CHANNELS = 12
-_SCRIPTS = ("elements.js", "store.js", "colours.js", "curves.js", "heatmap.js", "describe.js", "panel.js", "main.js")
+_SCRIPTS = (
+    *("elements.js", "store.js", "colours.js", "charts.js", "curves.js", "overlay.js", "analyses.js", "heatmap.js"),
+    *("describe.js", "panel.js", "runs_table.js", "main.js"),
+)
 
 RunLike = Run | str | Path
 
@@ -110,6 +114,7 @@ def report(
         "edges": shown.edge_sets(every),
         "scores": [name for score in SCORES.values() for name in score.means],
         "runs": told,
+        **compared(chosen, told),
     }
     return Report(tuple(chosen), page(data, chunks))
 
@@ -123,8 +128,8 @@ class _Section:
         if self.fresh:
             progress.say(f"{run.path} has no analysis yet: its scores are computed first")
         self.data = held_out(run, sequences)
-        self.scores = analyze(run, steps=steps, sequences=sequences, progress=progress)
-        self.steps = sorted(int(s) for s in self.scores.step.unique())
+        self.found = results(run, steps, sequences, progress)
+        self.scores, self.steps = self.found["scores"], self.found.steps
         self.sources = sources_of(run.config.model, self.data.own.tokens)
         extra = ShownExamples.of(self.data, 1).repeats
         length = self.data.own.tokens.shape[1]
@@ -132,7 +137,7 @@ class _Section:
 
     def described(self, fits: Plan, progress: Progress) -> tuple[dict[str, Any], list[str]]:
         """Everything the page says of the run, and its matrices as text."""
-        told = facts(self.run, self.scores, self.data.sequences, progress)
+        told = facts(self.found)
         examples = ShownExamples.of(self.data, fits.examples)
         matrices = PackedMatrices(views(self.sources, self.scores, fits.channels))
         told["steps"], told["answers"] = [], []

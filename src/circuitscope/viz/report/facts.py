@@ -1,4 +1,4 @@
-"""What a report says about a run besides its matrices: verdict, curves, scores, config. Plain data for JSON."""
+"""What a report says about a run besides its matrices: verdict, curves, analyses, config. Plain data for JSON."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,42 +6,57 @@ from typing import Any
 
 import pandas as pd
 
-from circuitscope.analysis.checkpoints.runner import analysis_results, circuits, table_path
-from circuitscope.analysis.phases.timeline import Timeline, curve_at, place_name, strongest, timeline
+from circuitscope.analysis.checkpoints.results import Results
+from circuitscope.analysis.checkpoints.runner import analysis_results, table_path
+from circuitscope.analysis.phases.timeline import curve_at, place_name, strongest
 from circuitscope.analysis.pictures.choice import View
-from circuitscope.analysis.registry import ANALYSES
+from circuitscope.analysis.probes import kept_probes
+from circuitscope.analysis.registry import ANALYSES, refusal
 from circuitscope.analysis.scores.registry import shown_in
 from circuitscope.errors import UserError, escaped
 from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
-from circuitscope.viz.registry import words_of
-from circuitscope.viz.words.circuit import since
+from circuitscope.viz.charts.kinds import number, numbers, told
+from circuitscope.viz.charts.probes import probe_charts
+from circuitscope.viz.registry import CHARTS, words_of
 from circuitscope.viz.words.heading import heading, state
-from circuitscope.viz.words.phases import timeline_lines
 
 _POINTS = 1500  # points of a curve, at most
+_ALWAYS = ("scores", "phases", "circuit")  # computed for every report; other analyses are shown if the run has them
 
 
-def facts(run: Run, scores: pd.DataFrame, sequences: int, progress: Progress) -> dict[str, Any]:
-    """Heading, verdict, circuit, curves, headline scores, transitions and config of a run."""
-    steps = sorted(int(s) for s in scores.step.unique())
-    when: Timeline | UserError
-    try:
-        when = timeline(run, scores)
-    except UserError as error:
-        when = error
+def results(run: Run, steps: Sequence[int], sequences: int, progress: Progress) -> Results:
+    """What is known about a run: what every report has, if the run can have it, and the analyses that are on disk."""
+    possible = [name for name in ANALYSES if not refusal(name, run)]
+    own = [name for name in possible if name in _ALWAYS]
+    found = analysis_results(run, own, steps=steps, sequences=sequences, progress=progress)
+    for name in possible:
+        if name in found or not table_path(run, name, sequences).exists():
+            continue
+        try:
+            more = analysis_results(run, [name], steps=found.steps, sequences=sequences, progress=progress)
+            found.tables[name] = more[name]
+        except UserError as error:  # the report does without this analysis
+            progress.say(f"{run.path}: {error}")
+    return found
+
+
+def facts(found: Results) -> dict[str, Any]:
+    """Heading, verdict, circuit, curves, headline scores, transitions, analyses and config of a run."""
+    run = found.run
     return {
         "name": escaped(run.name or run.path.resolve().name),
-        "heading": heading(run, steps, sequences),
+        "heading": heading(run, found.steps, found.sequences),
         "recipe": _recipe(run),
         "state": state(run),
         "config": run.config.dump(),
         "curves": _curves(run),
+        "metric": run.config.task.metric,
         "chance": run.config.task.chance,
-        "headline": list(_headline(scores)),
-        **_transitions(when),
-        **_circuit(run, steps[-1], sequences, when, progress),
-        "analyses": list(_analyses(run, steps, sequences, progress)),
+        "headline": list(_headline(found["scores"])),
+        **_transitions(found),
+        **_circuit(found),
+        "analyses": [*_analyses(found), *_probes(run)],
     }
 
 
@@ -53,7 +68,7 @@ def scores_of(view: View, scores: pd.DataFrame, steps: Sequence[int]) -> dict[st
     out = {}
     for score, rows in here.groupby("score", sort=False):
         at = dict(zip(rows.step, rows.value, strict=True))
-        out[str(score)] = _numbers(at.get(step, math.nan) for step in steps)
+        out[str(score)] = numbers(at.get(step, math.nan) for step in steps)
     return out
 
 
@@ -63,13 +78,14 @@ def place_of(scores: pd.DataFrame, score: str) -> tuple[int, str] | None:
     return None if place is None else (int(place.layer), str(place.factor))
 
 
-def _transitions(when: Timeline | UserError) -> dict[str, Any]:
-    """The verdict, sentences on the rest, transitions by midpoint, and onset and end of every fall of the loss."""
-    if isinstance(when, UserError):
-        return {"verdict": ["no verdict", str(when)], "timeline": [], "events": [], "bumps": []}
+def _transitions(found: Results) -> dict[str, Any]:
+    """The verdict, transitions by midpoint, and onset and end of every fall of the loss."""
+    if "phases" not in found:
+        return {"verdict": ["no verdict", refusal("phases", found.run)], "events": [], "bumps": []}
+    when = found.timeline
     keys = ("onset", "midpoint", "end", "low", "high", "size")
     events = [
-        {"curve": name, "of": name.partition(" ")[0], **{key: _number(getattr(t, key)) for key in keys}}
+        {"curve": name, "of": name.partition(" ")[0], **{key: number(getattr(t, key)) for key in keys}}
         for name, several in when.found.items()
         if name != "train loss"
         for t in several
@@ -77,38 +93,46 @@ def _transitions(when: Timeline | UserError) -> dict[str, Any]:
     kind = when.verdict.kind
     return {
         "verdict": [kind, when.verdict.sentence.removeprefix(f"{kind}: ")],
-        "timeline": list(timeline_lines(when))[1:],
         "events": sorted(events, key=lambda e: e["midpoint"]),
         "bumps": [[float(t.onset), float(t.end)] for t in when.found["loss"] if t.size < 0],
     }
 
 
-def _circuit(run: Run, last: int, sequences: int, when: Timeline | UserError, progress: Progress) -> dict[str, Any]:
+def _circuit(found: Results) -> dict[str, Any]:
     """The recall circuit of the last checkpoint in words, and where its parts are; empty if a run cannot have one."""
-    if ANALYSES["circuit"].refuses(run):
+    if "circuit" not in found:
         return {"circuit": [], "parts": []}
-    found = circuits(run, steps=last, sequences=sequences, progress=progress)[last]
+    in_brief = words_of("circuit").in_brief
     return {
-        "circuit": found.sentences({} if isinstance(when, UserError) else since(when, found)),
+        "circuit": list(in_brief(found)) if in_brief else [],
         "parts": [
-            {"score": part.step, "edges": part.edges, "layer": part.layer, "factor": part.factor}
-            for part in found.parts
+            {"score": p.step, "edges": p.edges, "layer": p.layer, "factor": p.factor, "place": p.place}
+            for p in found.circuit.parts
         ],
     }
 
 
-def _analyses(run: Run, steps: Sequence[int], sequences: int, progress: Progress) -> Iterator[dict[str, Any]]:
-    """What every registered analysis says about the run in words, if the run has its table."""
-    kept = [
-        name for name, one in ANALYSES.items() if table_path(run, name, sequences).exists() and not one.refuses(run)
-    ]
-    try:
-        found = analysis_results(run, kept, steps=steps, sequences=sequences, progress=progress)
-        for name in kept:
-            said = [line if isinstance(line, str) else line._asdict() for line in words_of(name).say(found)]
-            yield {"name": name, "about": ANALYSES[name].about, "said": said}
-    except UserError as error:  # for example too few evaluations for phases
-        progress.say(f"{run.path}: {error}")
+def _analyses(found: Results) -> Iterator[dict[str, Any]]:
+    """What every analysis of the run says in words, and what is drawn of it."""
+    for name in ANALYSES:
+        if name not in found:
+            continue
+        said = [line if isinstance(line, str) else line._asdict() for line in words_of(name).say(found)]
+        drawn = [told(chart) for chart in CHARTS[name](found)] if name in CHARTS else []
+        yield {"name": name, "about": ANALYSES[name].about, "said": said, "charts": drawn}
+
+
+def _probes(run: Run) -> Iterator[dict[str, Any]]:
+    """What the probes of the run read; the same probe with other settings also has the digest of its settings."""
+    used: set[str] = set()
+    for file, frame in kept_probes(run).items():
+        row = frame.iloc[0]
+        name = f"probe {row.probe}"
+        if name in used:
+            name = file.replace("-", " ", 1)
+        used.add(name)
+        about = f"Reads {row.target} with the model {row.model}, tested on {row.n_test:,} examples."
+        yield {"name": name, "about": about, "said": [], "charts": [told(chart) for chart in probe_charts(frame)]}
 
 
 def _curves(run: Run) -> dict[str, Any]:
@@ -117,16 +141,16 @@ def _curves(run: Run) -> dict[str, Any]:
         return {"train": None, "validation": None}
     train, held = (_thinned(rows[rows.split == split]) for split in ("train", "validation"))
     out: dict[str, Any] = {
-        "train": {"step": train.step.tolist(), "loss": _numbers(train.loss)} if len(train) else None,
+        "train": {"step": train.step.tolist(), "loss": numbers(train.loss)} if len(train) else None,
         "validation": None,
     }
     if len(held):
         out["validation"] = {"step": held.step.tolist()}
         for name, column in (("loss", "loss"), ("accuracy", run.config.task.metric)):
-            out["validation"][name] = _numbers(held[column])
+            out["validation"][name] = numbers(held[column])
             batches = held[f"{column}_per_batch"]
-            out["validation"][f"{name}_low"] = _numbers(batches.map(min))
-            out["validation"][f"{name}_high"] = _numbers(batches.map(max))
+            out["validation"][f"{name}_low"] = numbers(batches.map(min))
+            out["validation"][f"{name}_high"] = numbers(batches.map(max))
     return out
 
 
@@ -139,8 +163,8 @@ def _headline(scores: pd.DataFrame) -> Iterable[dict[str, Any]]:
             "score": score,
             "place": place_name(place),
             "step": rows.step.tolist(),
-            "value": _numbers(rows.value),
-            "stderr": _numbers(rows.stderr),
+            "value": numbers(rows.value),
+            "stderr": numbers(rows.stderr),
         }
 
 
@@ -159,12 +183,3 @@ def _recipe(run: Run) -> str:
         f" {positions}, {model.vocab_size:,} tokens; {examples}, {train.steps} steps of"
         f" {train.batch_size}, lr {train.lr:g} {train.schedule}, weight decay {train.weight_decay:g}, seed {train.seed}"
     )
-
-
-def _number(value: float) -> float | None:
-    """The value with five digits; None if it is not finite."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-def _numbers(values: Iterable[float]) -> list[float | None]:
-    return [_number(float(v)) for v in values]

@@ -55,3 +55,10 @@ const SCORE_INKS = 8; // in the style sheet
 function scoreInk(scores, score) {
   return `score-${Math.max(scores.indexOf(score), 0) % SCORE_INKS}`;
 }
+
+const RUN_INKS = 8; // in the style sheet
+
+/** The name in the style sheet of a run's colour. */
+function runInk(number) {
+  return `run-${number % RUN_INKS}`;
+}

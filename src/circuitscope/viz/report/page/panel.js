@@ -1,17 +1,22 @@
 // One run: words, curves, slider, pickers, picture.
 
 const PLAY_EVERY = 220; // milliseconds
+const DIFFERENCES = 4; // told beside the name of a run
+const ROWS = 18; // of a panel above its details, as the style sheet places them
 
 class Panel {
   /**
-   * `data` holds roles by number, sets of edges by name, and the names of all scores. `onMove(panel)` is told when a
-   * person moves the slider, `onExample(panel)` when another example is picked.
+   * `data` holds roles by number, sets of edges by name, the names of all scores, and all runs with what distinguishes
+   * them. `onMove(panel)` is told when a person moves the slider, `onExample(panel)` when another example is picked,
+   * `onToggle(name, isOpen)` when a part of the details is opened or closed.
    */
-  constructor(run, number, data, { onMove, onExample }) {
+  constructor(run, number, data, { onMove, onExample, onToggle }) {
     this.run = run;
+    this.number = number;
     this.data = data;
     this.onMove = onMove;
     this.onExample = onExample;
+    this.onToggle = onToggle;
     this.store = new Store(run, number);
     this.at = run.steps.length - 1;
     this.example = 0;
@@ -28,18 +33,18 @@ class Panel {
     const matrix = run.views.length
       ? this.buildMatrix()
       : element("p", { class: "matrix muted" }, "This run has no mixing matrix to show.");
-    const words = [
-      element("h2", {}, run.name),
-      element("p", { class: "muted" }, run.heading, element("br"), run.recipe),
+    const sentences = [
+      this.buildName(),
+      element("p", { class: "muted heading" }, run.heading, element("br"), run.recipe),
     ];
-    if (run.state) words.push(element("p", { class: "state" }, run.state));
-    words.push(element("p", { class: "verdict" }, element("b", {}, run.verdict[0]), ` — ${run.verdict[1]}`));
+    if (run.state) sentences.push(element("p", { class: "state" }, run.state));
+    sentences.push(element("p", { class: "verdict" }, element("b", {}, run.verdict[0]), ` — ${run.verdict[1]}`));
     if (run.circuit.length)
-      words.push(element("ul", { class: "circuit" }, ...run.circuit.map((line) => element("li", {}, line))));
-    return element(
+      sentences.push(element("ul", { class: "circuit" }, ...run.circuit.map((line) => element("li", {}, line))));
+    const node = element(
       "section",
       { class: "run" },
-      element("div", { class: "words" }, ...words),
+      element("div", { class: "words" }, ...sentences),
       element(
         "div",
         { class: "stage" },
@@ -47,6 +52,20 @@ class Panel {
       ),
       this.buildDetails(),
     );
+    node.style.setProperty("--rows", ROWS + this.details.length);
+    return node;
+  }
+
+  /** The name of the run and, beside others, its colour and what distinguishes it. */
+  buildName() {
+    if (this.data.runs.length < 2) return element("h2", {}, this.run.name);
+    const mark = element("i", { class: "mark square" });
+    mark.style.background = paint(runInk(this.number));
+    const differs = this.data.differs[this.number];
+    const more = differs.length > DIFFERENCES ? [`${differs.length - DIFFERENCES + 1} more`] : [];
+    const told = [...differs.slice(0, more.length ? DIFFERENCES - 1 : DIFFERENCES), ...more];
+    const said = element("span", { class: "differs", title: differs.join(", ") }, words(told.join(" · ")));
+    return element("h2", {}, mark, this.run.name, told.length ? said : null);
   }
 
   buildSlider() {
@@ -153,33 +172,33 @@ class Panel {
     );
   }
 
+  /** One part for each analysis that any of the runs has, so that the parts of several runs stand side by side. */
   buildDetails() {
     const { run } = this;
-    const out = [];
-    if (run.timeline.length) {
-      const lines = run.timeline.map((line) => element("li", {}, line.trim()));
-      out.push(
-        element("details", {}, element("summary", {}, "Transitions and lags"), element("ul", {}, ...lines)),
-      );
+    const names = [...new Set(this.data.runs.flatMap(({ analyses }) => analyses.map(({ name }) => name)))];
+    this.analyses = [];
+    this.details = names.map((name) => {
+      const told = run.analyses.find((analysis) => analysis.name === name);
+      if (!told) return element("div");
+      const analysis = new Analysis(run, told, this.onToggle);
+      this.analyses.push(analysis);
+      return analysis.node;
+    });
+    const lines = run.notes.map((line) => element("li", {}, line));
+    for (const [title, content] of [
+      ["Config of the run", element("pre", {}, run.config)],
+      ["What is shown here, and how exactly", element("ul", {}, ...lines)],
+    ]) {
+      const part = element("details", { "data-name": title }, element("summary", {}, title), content);
+      part.addEventListener("toggle", () => this.onToggle(title, part.open));
+      this.details.push(part);
     }
-    for (const { name, about, said } of run.analyses) {
-      const told = said.map((line) => (typeof line === "string" ? element("p", {}, line) : table(line)));
-      out.push(
-        element("details", {}, element("summary", {}, `Analysis ${words(name)}`), element("p", {}, about), ...told),
-      );
-    }
-    out.push(
-      element("details", {}, element("summary", {}, "Config of the run"), element("pre", {}, run.config)),
-    );
-    out.push(
-      element(
-        "details",
-        {},
-        element("summary", {}, "What is shown here, and how exactly"),
-        element("ul", {}, ...run.notes.map((line) => element("li", {}, line))),
-      ),
-    );
-    return element("div", { class: "details" }, ...out);
+    return element("div", { class: "details" }, ...this.details);
+  }
+
+  /** Opens or closes the part of the details that has this name. */
+  toggle(name, isOpen) {
+    for (const part of this.details) if (part.dataset.name === name) part.open = isOpen;
   }
 
   firstSource() {
@@ -284,6 +303,7 @@ class Panel {
     this.slider.value = this.at;
     this.draw();
     this.curves.cursor(this.run.steps[this.at]);
+    for (const analysis of this.analyses) analysis.cursor(this.run.steps[this.at]);
     this.nameStep();
   }
 

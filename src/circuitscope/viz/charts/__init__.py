@@ -1,0 +1,1 @@
+"""Small charts for the interactive report, one module per analysis: what its table amounts to, as numbers to draw."""
