@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: install chromium demo test test-fast lint types bench soak clean
+.PHONY: install chromium demo test test-fast lint types bench soak fuzz clean
 
 install: $(INSTALLED)
 
@@ -49,6 +49,9 @@ bench: install
 
 soak: install
 	$(BIN)/python tests/faults/soak.py --kills 200
+
+fuzz: install
+	$(BIN)/python tests/fuzz/walk.py --inputs 10000 --processes 200
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
