@@ -454,3 +454,9 @@ def test_a_model_too_large_for_any_machine_is_bad_input(options):
     with pytest.raises(cs.UserError) as error:
         cs.HookedLM(RunConfig.build(**options).model)
     assert "\n" not in str(error.value)
+
+
+def test_the_number_of_a_mixer_may_have_any_number_of_digits_and_is_still_refused_in_one_line():
+    with pytest.raises(cs.UserError, match="is not one of the mixers 0 to 1, nor *") as refused:
+        override({}, {f"model.mixers.{'9' * 5000}.n_heads": 2})
+    assert len(str(refused.value)) < 300

@@ -208,3 +208,9 @@ def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path):
     (run.path / "checkpoints" / name).write_bytes((other.path / "checkpoints" / name).read_bytes())
     with pytest.raises(UserError, match=r"checkpoint 2 of .*mine does not fit the model of its config: .*size"):
         run.load(2)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a" * 5000])
+def test_a_name_longer_than_names_can_be_is_not_a_run(tmp_path, name):
+    with pytest.raises(UserError, match="is not a run: it has no config.yaml"):
+        Run(tmp_path / name)

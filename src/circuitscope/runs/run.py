@@ -40,7 +40,7 @@ class Run:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        if not (self.path / "config.yaml").is_file():
+        if not os.path.isfile(self.path / "config.yaml"):  # False also for a name that is too long
             others = [r.path.name for r in runs_in(self.path.parent)]
             if others:
                 raise unknown("run", self.path.name, others)
