@@ -1,15 +1,18 @@
 """Calls from Python: every public function with odd arguments. A refusal is a UserError, never another library's error.
 
 The functions come from the package's own lists of public names; parameters get right values by their name, and one of
-them, sometimes two, an odd one. Left out: what registers something (it would stay registered) and plain records, which
+them, sometimes two, an odd one: mostly a mistake that is easily made (another number, a misspelled name, a tensor of
+another shape, one where a list is expected), sometimes a value of a foreign kind, which no one would pass. Left out: what registers something (it would stay registered) and plain records, which
 hold what they are given.
 """
 
 import inspect
+import math
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import outcome
@@ -139,14 +142,15 @@ def make(draw: random.Random) -> Input:
     parameters = list(inspect.signature(function).parameters.values())
     given: list[tuple[str, Any]] = []
     plain = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    odd = set(draw.sample([p.name for p in plain], min(len(plain), draw.choice((1, 1, 1, 2))))) if plain else set()
+    own = plain[1:] if name.split(".")[0] in ("run", "task", "model", "model(…)", "report") else plain
+    odd = set(draw.sample([p.name for p in own], min(len(own), draw.choice((1, 1, 1, 2)))))
     for p in plain:
         if p.name in odd:
-            given.append((p.name, ("odd", draw.random())))
+            given.append((p.name, (draw.choice(("odd", "odd", "odd", "foreign")), draw.random())))
         elif p.default is p.empty or p.name == "sequences" or draw.random() < 0.2:
             given.append((p.name, ("right", draw.random())))
     if draw.random() < 0.02:
-        given.append(("surplus", ("odd", draw.random())))
+        given.append(("surplus", ("foreign", draw.random())))
     positional = [p.name for p in plain if p.kind == p.POSITIONAL_ONLY]
     takes_more = any(p.kind == p.VAR_KEYWORD for p in parameters)
 
@@ -158,7 +162,8 @@ def make(draw: random.Random) -> Input:
             made = {key: made[key] for key in ("d_model", "n_layers", "vocab_size")}
         for parameter, (how, one) in chosen:
             again = random.Random(one)
-            made[parameter] = pool.value(again) if how == "odd" else _right(again, parameter, name)
+            right = _right(again, parameter, name)
+            made[parameter] = right if how == "right" else _odd(again, right) if how == "odd" else pool.value(again)
         if "config" in made and name == "cs.train":
             made = {key: value for key, value in made.items() if key in ("config", "name", "root", "progress")}
         return made
@@ -174,7 +179,43 @@ def make(draw: random.Random) -> Input:
         made = ", ".join(f"{key}={_short(value)}" for key, value in arguments(chosen).items())
         return f"{name}({made})"
 
-    return Input("calls", given, act=lambda chosen, folder: outcome.call(lambda: do(chosen)), shown=shown)
+    def act(chosen: Sequence[tuple[str, Any]], folder: Path) -> outcome.Outcome:
+        made = arguments(chosen)
+        rights = {parameter: _right(random.Random(one), parameter, name) for parameter, (_, one) in chosen}
+        other = any(_kind(made[p]) != _kind(right) for p, right in rights.items() if p in made)
+        return outcome.call(lambda: do(chosen), "call with another type" if other else "call")
+
+    return Input("calls", given, act=act, shown=shown)
+
+
+def _kind(value: Any) -> Any:
+    """The type of a value, in a list also that of what it holds."""
+    return (type(value), *sorted({str(_kind(one)) for one in value})) if isinstance(value, list | tuple) else type(value)
+
+
+def _odd(draw: random.Random, right: Any) -> Any:
+    """A value that a user could give by mistake where this one is right."""
+    import numpy as np
+    import torch
+
+    if isinstance(right, int | float):
+        return draw.choice((pool.number(draw), pool.number(draw), pool.number(draw), str(right), None, [right], "all"))
+    if isinstance(right, str | Path):
+        text = pool.text(draw)
+        return draw.choice((pool.nearly(draw, str(right)), text, text, Path(text), None, [str(right)], [text], 3))
+    if isinstance(right, list):
+        within = [_odd(draw, right[0])] if right else [None]
+        return draw.choice((within, within + right, [], right[0], right * 2, tuple(right), None, pool.text(draw)))
+    if isinstance(right, dict):
+        return pool.plain(draw)
+    if isinstance(right, torch.Tensor):
+        shapes = (right[0], right[None], right[:0], right[..., :0], right.repeat_interleave(3, -1), right.mT[..., :1])
+        values = (right + 10**6, -right - 1, right.float(), right.double(), right.int(), right.bool(), right * math.nan)
+        return draw.choice((*shapes, *values, right.tolist(), right.numpy(), right[0].tolist(), np.asarray(right[0])))
+    if right is None:
+        return pool.plain(draw)
+    near = [f"runs/{draw.choice(('attention', 'none'))}", "attention", [right], None]
+    return draw.choice((*near, getattr(right, "tokens", None), getattr(right, "path", None), type(right)))
 
 
 def _short(value: Any) -> str:

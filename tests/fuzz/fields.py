@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import outcome
 import pool
@@ -57,6 +57,26 @@ def paths() -> list[str]:
     return found + [f"model.mixers.{at}.{name}" for at in ("0", "*") for name in own]
 
 
+@cache
+def _usual() -> dict[str, list[Any]]:
+    """Values that a field could well have, by its name: its default and numbers near it, or its choices."""
+    from circuitscope import mixers, tasks
+    from circuitscope.config import TrainConfig
+    from circuitscope.models import ModelConfig
+
+    found: dict[str, list[Any]] = {}
+    for part in [ModelConfig, TrainConfig, *tasks.TASKS.values(), *map(mixers.config_class, mixers.names())]:
+        for name, field in part.model_fields.items():
+            known = found.setdefault(name, [])
+            for kind in (field.annotation, *get_args(field.annotation)):
+                known += get_args(kind) if get_origin(kind) is Literal else []
+            if isinstance(field.default, bool):
+                known += [True, False]
+            elif isinstance(field.default, int | float):
+                known += [field.default, 1, 2, 4, field.default / 2 if isinstance(field.default, float) else 3]
+    return found
+
+
 def _path(draw: random.Random) -> str:
     path = draw.choice(paths())
     if draw.random() < 0.05:
@@ -69,8 +89,8 @@ def _value(draw: random.Random, path: str) -> Any:
     how = draw.random()
     if right and how < 0.6:
         return draw.choice(right)
-    if how < 0.45:
-        return draw.choice((1, 2, 3, 4, 8, 0.5, 0.01, True, False, None))
+    if how < 0.6:
+        return draw.choice(_usual().get(path.rpartition(".")[2]) or (1, 2, 3, 4, 8, 0.5, 0.01, True, False, None))
     return pool.plain(draw)
 
 

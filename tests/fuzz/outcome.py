@@ -7,11 +7,11 @@ and by the deepest function of the package that it passed through.
 """
 
 import contextlib
-import io
 import os
 import re
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -89,47 +89,56 @@ def of_exception(kind: str, error: BaseException) -> Outcome:
     return Finding(f"{kind}: {name} in {place(error)}", text[-_LONGEST:])
 
 
-def _of_message(kind: str, message: str, name: str, where: str) -> Finding | None:
+def _of_message(kind: str, message: str, name: str, where: str, quoted: int = 10_000) -> Finding | None:
     if not message.strip():
         return Finding(f"{kind}: empty message of {name} in {where}", repr(message))
     if found := _FOREIGN.search(message):
         return Finding(f"{kind}: words of another library ({found[0]}) in {where}", message[:_LONGEST])
-    if len(message) > _LONGEST:
+    if len(message) > _LONGEST + quoted:
         return Finding(f"{kind}: very long message in {where}", message[:500])
     if kind == "command" and _CONTROL.search(message):
         return Finding(f"{kind}: control characters in a message in {where}", repr(message[:_LONGEST]))
     return None
 
 
-def call(function: Callable[[], Any]) -> Outcome:
+def call(function: Callable[[], Any], kind: str = "call") -> Outcome:
     """Calls a Python function and judges what it raises."""
     try:
         with time_limit(SECONDS), _output():
             function()
         return "done"
     except BaseException as error:
-        return of_exception("call", error)
+        return of_exception(kind, error)
 
 
 class _Heard:
     """Standard output and error in files of their own, with the encodings that they have in a shell."""
 
-    def __init__(self) -> None:
-        self.raw = {name: io.BytesIO() for name in ("stdout", "stderr")}
-        self.stdout = io.TextIOWrapper(self.raw["stdout"], encoding="utf-8", write_through=True)
-        self.stderr = io.TextIOWrapper(
-            self.raw["stderr"], encoding="utf-8", errors="backslashreplace", write_through=True
-        )
+    out, err = "", ""
 
-    def text(self, name: str) -> str:
-        return self.raw[name].getvalue().decode(errors="replace")
+    def __init__(self) -> None:
+        self.stdout = tempfile.TemporaryFile("w+", encoding="utf-8", newline="")
+        self.stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="backslashreplace", newline="")
+
+    def close(self) -> tuple[str, str]:
+        """What was printed to both."""
+        texts = []
+        for stream in (self.stdout, self.stderr):
+            stream.flush()
+            stream.buffer.seek(0)
+            texts.append(stream.buffer.read().decode(errors="replace"))
+            stream.close()
+        return texts[0], texts[1]
 
 
 @contextlib.contextmanager
 def _output() -> Iterator[_Heard]:
     heard = _Heard()
-    with contextlib.redirect_stdout(heard.stdout), contextlib.redirect_stderr(heard.stderr):
-        yield heard
+    try:
+        with contextlib.redirect_stdout(heard.stdout), contextlib.redirect_stderr(heard.stderr):
+            yield heard
+    finally:
+        heard.out, heard.err = heard.close()
 
 
 def command(words: Sequence[str]) -> Outcome:
@@ -155,20 +164,27 @@ def command(words: Sequence[str]) -> Outcome:
                 program.main()
             except SystemExit as end:
                 code = end.code
+    except Capped:
+        return "capped"
     except BaseException as error:
         return Finding(
             f"command: {type(error).__name__} in {place(error)}", "".join(traceback.format_exception(error))[-_LONGEST:]
         )
     finally:
         program.app, sys.argv = app, before
-    if raised and isinstance(raised[-1], Capped):
-        return "capped"
     where = f"{type(raised[-1]).__name__} in {place(raised[-1])}" if raised else "no exception"
     trace = "".join(traceback.format_exception(raised[-1]))[-_LONGEST:] if raised else ""
-    return of_printed(code or 0, heard.text("stdout"), heard.text("stderr"), where, trace)
+    return of_printed(code or 0, heard.out, heard.err, where, trace, _quoted(words))
 
 
-def of_printed(code: Any, out: str, err: str, where: str = "a process", trace: str = "") -> Outcome:
+def _quoted(words: Sequence[str]) -> int:
+    """How many characters a message may have more because it quotes what was given."""
+    return 2 * max((len(word) for word in words), default=0)
+
+
+def of_printed(
+    code: Any, out: str, err: str, where: str = "a process", trace: str = "", quoted: int = 0
+) -> Outcome:
     """Judges what a command printed and its exit code."""
     detail = trace or f"exit code {code}\n{err[-_LONGEST:]}"
     if "this is a bug" in err or "Traceback (most recent call last)" in out + err:
@@ -182,10 +198,10 @@ def of_printed(code: Any, out: str, err: str, where: str = "a process", trace: s
         return "done"
     if code == 2 and not err and "Usage: " in out:
         return "refused"  # with the help
-    said = [line for line in err.splitlines() if line.startswith("circuitscope: ")]
+    said = [line for line in err.splitlines() if re.match("circuitscope: (?!warning: )", line)]
     if len(said) != 1 or not err.rstrip("\n").endswith(said[0]):
         return Finding(f"command: {len(said)} lines of error with exit code {code}, {where}", detail)
-    return _of_message("command", said[0], "the error", where.partition(" in ")[2] or where) or "refused"
+    return _of_message("command", said[0], "the error", where.partition(" in ")[2] or where, quoted) or "refused"
 
 
 def process(program: Sequence[str], words: Sequence[str], cwd: os.PathLike[str], env: dict[str, str]) -> Outcome:
@@ -206,4 +222,4 @@ def process(program: Sequence[str], words: Sequence[str], cwd: os.PathLike[str],
     out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
     if "fuzz: capped" in err:
         return "capped"
-    return of_printed(done.returncode, out, err)
+    return of_printed(done.returncode, out, err, quoted=_quoted(words))
