@@ -72,8 +72,8 @@ def _model(name: str) -> Any:
 def _batch(name: str) -> Any:
     import circuitscope as cs
 
-    options = {"repeats": 2} if name == "induction" else {"pairs": 2}
-    return cs.task(name, length=16, vocab_size=64, **options).batch(0, size=4)
+    options = {"block": 8, "repeats": 2} if name == "induction" else {"length": 16, "pairs": 2}
+    return cs.task(name, vocab_size=64, **options).batch(0, size=4)
 
 
 def _right(draw: random.Random, name: str, function: str) -> Any:
