@@ -1,9 +1,10 @@
 """Calls from Python: every public function with odd arguments. A refusal is a UserError, never another library's error.
 
-The functions come from the package's own lists of public names; parameters get right values by their name, and one of
-them, sometimes two, an odd one: mostly a mistake that is easily made (another number, a misspelled name, a tensor of
-another shape, one where a list is expected), sometimes a value of a foreign kind, which no one would pass. Left out: what registers something (it would stay registered) and plain records, which
-hold what they are given.
+The functions come from the package's own lists of public names. Parameters get right values by their name, and one or
+two of them an odd one: mostly a mistake that is easily made (another number, a misspelled name, a tensor of another
+shape, one where a list is expected), sometimes a value that no one would pass. A finding says whether an argument had
+another type than it should have. Left out: what registers something (it would stay registered) and plain records,
+which hold what they are given.
 """
 
 import inspect
@@ -18,6 +19,7 @@ from typing import Any
 import outcome
 import pool
 from ground import SEQUENCES
+
 from step import Input
 
 _REGISTER = {"analysis", "run_analysis", "edge_score", "row_score", "target"}
@@ -88,7 +90,13 @@ def _right(draw: random.Random, name: str, function: str) -> Any:
     if function in ("cs.train", "RunConfig.build") and name in ("model", "task"):
         return draw.choice(_MODELS) if name == "model" else draw.choice(("mqar", "ar"))
     if name == "name":
-        return {"cs.task": "mqar", "cs.model": "mamba", "cs.train": "new"}.get(function, "recall")
+        return {
+            "cs.task": "mqar",
+            "Definition.load": "own-token",
+            "cs.analysis.analysis_table": "scores",
+            "cs.model": "mamba",
+            "cs.train": "new",
+        }.get(function, "recall")
     values: dict[str, Callable[[], Any]] = {
         "run": lambda: cs.Run(run),
         "runs": lambda: [cs.Run(run), cs.Run("runs/mamba")],
@@ -110,13 +118,14 @@ def _right(draw: random.Random, name: str, function: str) -> Any:
         "steps": lambda: draw.choice(("all", [0, 20], 20, "0:20:10")),
         "step": lambda: 20 if function == "run.load" else 3,
         "sequences": lambda: SEQUENCES,
-        "edges": lambda: cs.analysis.named_edges("recall", _batch("mqar").layout)
-        if function == "cs.analysis.cut"
-        else "recall",
+        "edges": lambda: (
+            cs.analysis.named_edges("recall", _batch("mqar").layout) if function == "cs.analysis.cut" else "recall"
+        ),
         "matrix": lambda: torch.rand(4, 1, 16, 16),
         "pattern": lambda: torch.rand(4, 1, 16, 16),
         "definition": lambda: Definition.load("own-token"),
-        "hooks": lambda: ["blocks.0.hook_resid_post"],
+        "hooks": lambda: [] if function == "cs.analysis.accuracy" else ["blocks.0.hook_resid_post"],
+        "per_sequence": lambda: torch.rand(4),
         "hook": lambda: "blocks.0.hook_resid_post",
         "heads": lambda: [0],
         "head": lambda: 0,
@@ -190,7 +199,9 @@ def make(draw: random.Random) -> Input:
 
 def _kind(value: Any) -> Any:
     """The type of a value, in a list also that of what it holds."""
-    return (type(value), *sorted({str(_kind(one)) for one in value})) if isinstance(value, list | tuple) else type(value)
+    return (
+        (type(value), *sorted({str(_kind(one)) for one in value})) if isinstance(value, list | tuple) else type(value)
+    )
 
 
 def _odd(draw: random.Random, right: Any) -> Any:

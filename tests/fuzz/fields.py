@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 import outcome
 import pool
 import yaml
+
 from step import Input
 
 _SMALL: dict[str, Any] = {
@@ -36,9 +37,28 @@ _RIGHT: dict[str, Sequence[Any]] = {
 }
 _TEXTS = (  # YAML files as a whole
     *("", "[]", "3", "null", "- a\n- b", "model", "model: [", "\t", "model: {preset: attention, preset: mamba}", "? ["),
-    *("a: &a [*a]", "a: &a {b: *a}", "!!python/object/apply:os.mkfifo [ran]", "!!python/name:os.system", "--- 1\n--- 2"),
-    *("model: !!binary aGVsbG8=", "model: 2001-01-01", "train: {lr: 2001-99-99}", "schema: 99", "schema: true", "%YAML 9"),
-    *("x: " + "[" * 3000, "x: " + "{a: " * 3000, "a: &a [x,x]\nb: &b [*a,*a]\nc: [*b,*b]", "train: {steps: 1e9}", "\ufeff{}"),
+    *(
+        "a: &a [*a]",
+        "a: &a {b: *a}",
+        "!!python/object/apply:os.mkfifo [ran]",
+        "!!python/name:os.system",
+        "--- 1\n--- 2",
+    ),
+    *(
+        "model: !!binary aGVsbG8=",
+        "model: 2001-01-01",
+        "train: {lr: 2001-99-99}",
+        "schema: 99",
+        "schema: true",
+        "%YAML 9",
+    ),
+    *(
+        "x: " + "[" * 3000,
+        "x: " + "{a: " * 3000,
+        "a: &a [x,x]\nb: &b [*a,*a]\nc: [*b,*b]",
+        "train: {steps: 1e9}",
+        "\ufeff{}",
+    ),
     *("train: {1: 2}", "1: 2", "null: 1", "? {a: 1}\n: 2", "train: {[1]: 2}", "model: {mixers: {name: attention}}"),
 )
 

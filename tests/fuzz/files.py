@@ -1,7 +1,7 @@
 """Damaged runs: the files of a run are changed, and then the run is listed, read, drawn and resumed.
 
-Changes go from flipped bits to files that are well formed and wrong: other types, other runs' files, tensors with a right
-digest and wrong contents. Nothing in a file may run, and what reads a run must leave its records as they are.
+Changes go from flipped bits to files that are well formed and wrong: other types, other runs' files, tensors with a
+right digest and wrong contents. Nothing in a file may run, and what reads a run must leave its records as they are.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ import outcome
 import pool
 import yaml
 from ground import NAMES, SEQUENCES
+
 from step import Input
 
 _PAYLOADS = (
@@ -41,7 +42,11 @@ _READS = (
     "analyze --sequences {n}",
     "train RUN/config.yaml --dry-run",
 )
-_WRITES = ("train --resume RUN", "zoom RUN --from 10 --to 20 --every 5 --sequences {n}", "train RUN/config.yaml --name again")
+_WRITES = (
+    "train --resume RUN",
+    "zoom RUN --from 10 --to 20 --every 5 --sequences {n}",
+    "train RUN/config.yaml --name again",
+)
 
 
 def make(draw: random.Random) -> Input:
@@ -156,9 +161,33 @@ def _replace(path: Path, draw: random.Random) -> None:
     path.write_bytes(
         draw.choice(
             (
-                *(b"", b"\n", b"\x00" * 64, b"{}", b"[]", b"null", b"3", b'"x"', b"\xff\xfe", b"[" * size, b'{"a":' * size),
-                *(b"- " * size, b"{a: " * size, b"\xef\xbb\xbf{}", b"9" * size, b'{"step": NaN}', b"a: &a [*a]", *_PAYLOADS),
-                *(b"PAR1" + b"\x00" * 20 + b"PAR1", (2**63).to_bytes(8, "little") + b"{}", (2).to_bytes(8, "little") + b"{}"),
+                *(
+                    b"",
+                    b"\n",
+                    b"\x00" * 64,
+                    b"{}",
+                    b"[]",
+                    b"null",
+                    b"3",
+                    b'"x"',
+                    b"\xff\xfe",
+                    b"[" * size,
+                    b'{"a":' * size,
+                ),
+                *(
+                    b"- " * size,
+                    b"{a: " * size,
+                    b"\xef\xbb\xbf{}",
+                    b"9" * size,
+                    b'{"step": NaN}',
+                    b"a: &a [*a]",
+                    *_PAYLOADS,
+                ),
+                *(
+                    b"PAR1" + b"\x00" * 20 + b"PAR1",
+                    (2**63).to_bytes(8, "little") + b"{}",
+                    (2).to_bytes(8, "little") + b"{}",
+                ),
             )
         )
     )
@@ -242,7 +271,9 @@ def _lines(path: Path, draw: random.Random) -> None:
         elif how < 0.75:
             lines.insert(at, draw.choice(lines))
         elif how < 0.85:
-            lines.insert(at, draw.choice(('{"resumed_from": 4}', '{"resumed_from": "x"}', '{"resumed_from": null}', "{}")))
+            lines.insert(
+                at, draw.choice(('{"resumed_from": 4}', '{"resumed_from": "x"}', '{"resumed_from": null}', "{}"))
+            )
         else:
             del lines[at]
     path.write_text("\n".join(lines) + "\n")

@@ -13,12 +13,31 @@ from typing import Any
 import outcome
 import pool
 from ground import NAMES, SEQUENCES
+
 from step import Input
 
-_SMALL = (
-    "--length 16 --pairs 2 --vocab-size 64 --d-model 8 --layers 1 --steps 4 --batch-size 4 --device cpu"
-    " --set train.eval_batch_size=8 --set train.eval_batches=2"
-).split()
+_SMALL = [
+    "--length",
+    "16",
+    "--pairs",
+    "2",
+    "--vocab-size",
+    "64",
+    "--d-model",
+    "8",
+    "--layers",
+    "1",
+    "--steps",
+    "4",
+    "--batch-size",
+    "4",
+    "--device",
+    "cpu",
+    "--set",
+    "train.eval_batch_size=8",
+    "--set",
+    "train.eval_batches=2",
+]
 _RUNS = [f"runs/{name}" for name in NAMES]
 _RIGHT: dict[str, Sequence[str]] = {  # right values by the name of the parameter; others are drawn by their type
     "config": ["runs/attention/config.yaml", "runs/lstm/config.yaml"],

@@ -13,9 +13,21 @@ from typing import Any
 NAMES = ("attention", "mamba", "lstm", "stopped")
 SEQUENCES = 4
 _TINY: dict[str, Any] = {
-    **{"length": 16, "pairs": 2, "vocab_size": 64, "d_model": 8, "n_layers": 1},
-    **{"steps": 20, "save_every": 10, "resume_every": 10, "batch_size": 4},
-    **{"eval_every": 4, "eval_batches": 2, "eval_batch_size": 8, "log_every": 2, "threads": 1, "device": "cpu"},
+    "length": 16,
+    "pairs": 2,
+    "vocab_size": 64,
+    "d_model": 8,
+    "n_layers": 1,
+    "steps": 20,
+    "save_every": 10,
+    "resume_every": 10,
+    "batch_size": 4,
+    "eval_every": 4,
+    "eval_batches": 2,
+    "eval_batch_size": 8,
+    "log_every": 2,
+    "threads": 1,
+    "device": "cpu",
 }
 _MOST_WORK = 1e9  # multiplications of one batch, about
 

@@ -1,7 +1,7 @@
 """Runs an input and judges what came of it.
 
-Good: it worked; or it was refused in one line with exit code 1 or 2, from Python with a UserError or RunFailed. All else
-is a finding: a traceback, "this is a bug", an unexplained exception of another library, a warning of Python's, raw
+Good: it worked; or it was refused in one line with exit code 1 or 2, from Python with a UserError or RunFailed. All
+else is a finding: a traceback, "this is a bug", an unexplained exception of another library, a warning of Python's, raw
 control characters in a message, or no end within the time limit. A finding belongs to a group, named by the exception
 and by the deepest function of the package that it passed through.
 """
@@ -22,8 +22,8 @@ from ground import Capped
 SECONDS = 10.0  # for one input; the inputs are small
 _LONGEST = 3000  # characters of a message
 _FOREIGN = re.compile(
-    r"validation error for|pydantic|mat1 and mat2|size mismatch|must match the size of tensor|index out of range in self"
-    r"|enforce fail|DefaultCPUAllocator|Expected all tensors|expected scalar type|not implemented for '|aten::|c10::"
+    r"validation error for|pydantic|mat1 and mat2|size mismatch|must match the size of tensor"
+    r"|index out of range in self|enforce fail|DefaultCPUAllocator|Expected all tensors|expected scalar type|not implemented for '|aten::|c10::"
     r"|object has no attribute|not supported between instances|object is not (iterable|subscriptable|callable)"
 )
 _WARNING = re.compile(r"^.*:\d+: \w*Warning: .*$", re.MULTILINE)
@@ -117,8 +117,10 @@ class _Heard:
     out, err = "", ""
 
     def __init__(self) -> None:
-        self.stdout = tempfile.TemporaryFile("w+", encoding="utf-8", newline="")
-        self.stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="backslashreplace", newline="")
+        self.stdout = tempfile.TemporaryFile("w+", encoding="utf-8", newline="")  # noqa: SIM115
+        self.stderr = tempfile.TemporaryFile(  # noqa: SIM115
+            "w+", encoding="utf-8", errors="backslashreplace", newline=""
+        )
 
     def close(self) -> tuple[str, str]:
         """What was printed to both."""
@@ -182,9 +184,7 @@ def _quoted(words: Sequence[str]) -> int:
     return 2 * max((len(word) for word in words), default=0)
 
 
-def of_printed(
-    code: Any, out: str, err: str, where: str = "a process", trace: str = "", quoted: int = 0
-) -> Outcome:
+def of_printed(code: Any, out: str, err: str, where: str = "a process", trace: str = "", quoted: int = 0) -> Outcome:
     """Judges what a command printed and its exit code."""
     detail = trace or f"exit code {code}\n{err[-_LONGEST:]}"
     if "this is a bug" in err or "Traceback (most recent call last)" in out + err:

@@ -33,6 +33,7 @@ import ground
 import outcome
 from known import KNOWN
 from outcome import Finding, Outcome
+
 from step import Input
 
 KINDS = {"flags": flags.make, "fields": fields.make, "files": files.make, "calls": calls.make}
@@ -147,8 +148,8 @@ class Tally:
         known = {group: found for group, found in self.groups.items() if is_known(group)}
         words = ", ".join(f"{word} {n}" for word, n in sorted(self.words.items()))
         return (
-            f"{self.done} inputs in {self.walkers} process{'es' * (self.walkers != 1)}, {self.processes} as processes of"
-            f" their own; {words}; findings {sum(map(len, self.new.values()))} in {len(self.new)} groups,"
+            f"{self.done} inputs in {self.walkers} process{'es' * (self.walkers != 1)}, {self.processes} as processes"
+            f" of their own; {words}; findings {sum(map(len, self.new.values()))} in {len(self.new)} groups,"
             f" known {sum(map(len, known.values()))} in {len(known)}; slowest {self.slowest[0]:.1f} s"
             f" (input {self.slowest[1]})"
         )
@@ -277,6 +278,7 @@ def main() -> int:
                         told = time.monotonic()
                         print(f"{told - began:5.0f} s  {tally}", flush=True)
         except KeyboardInterrupt:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             print(f"fuzz: stopped before its end, at input {tally.now}")
     report(tally, options.seed)
     if options.only is not None:

@@ -212,5 +212,5 @@ def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path):
 
 @pytest.mark.parametrize("name", ["a" * 300, "a" * 5000])
 def test_a_name_longer_than_names_can_be_is_not_a_run(tmp_path, name):
-    with pytest.raises(UserError, match="is not a run: it has no config.yaml"):
+    with pytest.raises(UserError, match=r"is not a run: it has no config\.yaml"):
         Run(tmp_path / name)
