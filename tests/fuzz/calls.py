@@ -141,7 +141,10 @@ def _right(draw: random.Random, name: str, function: str) -> Any:
         "overrides": lambda: {"train.lr": 0.1},
         "names_filter": lambda: draw.choice(("hook_embed", None, ["hook_embed"])),
     }
-    return values[name]() if name in values else draw.choice((0, 1, 2, 0.5, "recall", None))
+    if name in values:
+        return values[name]()
+    known = inspect.signature(functions()[function]).parameters.get(name)
+    return None if known is None or known.default is known.empty else known.default
 
 
 def make(draw: random.Random) -> Input:
@@ -220,7 +223,7 @@ def _odd(draw: random.Random, right: Any) -> Any:
     if isinstance(right, dict):
         return pool.plain(draw)
     if isinstance(right, torch.Tensor):
-        shapes = (right[0], right[None], right[:0], right[..., :0], right.repeat_interleave(3, -1), right.mT[..., :1])
+        shapes = (right[0], right[None], right[:0], right[..., :0], right.repeat_interleave(3, -1), right[..., None])
         values = (right + 10**6, -right - 1, right.float(), right.double(), right.int(), right.bool(), right * math.nan)
         return draw.choice((*shapes, *values, right.tolist(), right.numpy(), right[0].tolist(), np.asarray(right[0])))
     if right is None:

@@ -23,7 +23,8 @@ SECONDS = 10.0  # for one input; the inputs are small
 _LONGEST = 3000  # characters of a message
 _FOREIGN = re.compile(
     r"validation error for|pydantic|mat1 and mat2|size mismatch|must match the size of tensor"
-    r"|index out of range in self|enforce fail|DefaultCPUAllocator|Expected all tensors|expected scalar type|not implemented for '|aten::|c10::"
+    r"|index out of range in self|enforce fail|DefaultCPUAllocator"
+    r"|Expected all tensors|expected scalar type|not implemented for '|aten::|c10::"
     r"|object has no attribute|not supported between instances|object is not (iterable|subscriptable|callable)"
 )
 _WARNING = re.compile(r"^.*:\d+: \w*Warning: .*$", re.MULTILINE)
@@ -201,7 +202,12 @@ def of_printed(code: Any, out: str, err: str, where: str = "a process", trace: s
     said = [line for line in err.splitlines() if re.match("circuitscope: (?!warning: )", line)]
     if len(said) != 1 or not err.rstrip("\n").endswith(said[0]):
         return Finding(f"command: {len(said)} lines of error with exit code {code}, {where}", detail)
-    return _of_message("command", said[0], "the error", where.partition(" in ")[2] or where, quoted) or "refused"
+    return (
+        _of_message(
+            "command", said[0].removeprefix("circuitscope: "), "the error", where.partition(" in ")[2] or where, quoted
+        )
+        or "refused"
+    )
 
 
 def process(program: Sequence[str], words: Sequence[str], cwd: os.PathLike[str], env: dict[str, str]) -> Outcome:
