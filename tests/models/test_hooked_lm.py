@@ -218,3 +218,10 @@ def test_bad_options_of_a_model_are_one_line(options, said):
 def test_an_unknown_mixer_is_refused_with_the_nearest_name():
     with pytest.raises(cs.UserError, match="did you mean 'attention'"):
         cs.model("atention")
+
+
+@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.parametrize("seed", [-1, 2**63, 1e300, "0", True, None])
+def test_a_seed_that_is_no_seed_is_refused_in_one_line(seed):
+    with pytest.raises(cs.UserError, match=r"seed: expected a whole number from 0 to 2\^63 − 1, got"):
+        cs.model("attention", d_model=8, vocab_size=8, n_layers=1, seed=seed)

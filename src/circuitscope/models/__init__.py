@@ -1,11 +1,12 @@
 """Models with hooks: the stack of layers, its config, and how to build a model by name."""
 
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from circuitscope import mixers
-from circuitscope.errors import unknown
+from circuitscope.errors import UserError, shown, unknown
 from circuitscope.explain import explain
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.presets import PRESETS, expand_preset
@@ -37,6 +38,8 @@ def model(name: str = "attention", /, *, seed: int = 0, **options: Any) -> "Hook
     """
     from circuitscope.models.hooked_lm import HookedLM
 
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**63:
+        raise UserError(f"seed: expected a whole number from 0 to 2^63 − 1, got {shown(seed)}")
     fields = expand_preset({"preset": name, "n_layers": options.pop("n_layers", None)})
     specs = [mixers.as_mapping(m) for m in fields["mixers"]]
     own = {field for spec in specs for field in mixers.config_class(spec["name"]).model_fields} - {"name"}

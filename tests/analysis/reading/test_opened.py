@@ -267,3 +267,10 @@ def test_a_factor_that_gives_fewer_units_than_it_says_is_an_error():
     reading = Reading((2, 3), (factor,))
     with pytest.raises(cs.UserError, match="the factor 'half' says that it has 8 channels, and gives 4 for 0 to 7"):
         list(reading.slices(reading.core))
+
+
+@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.parametrize("shape", [(2, 16), (1, 1, 4, 5)])
+def test_a_pattern_of_another_shape_is_refused_in_one_line(shape):
+    with pytest.raises(cs.UserError, match=r"a pattern is .batch, head, dest, src., got"):
+        pattern_reading(torch.zeros(shape))
