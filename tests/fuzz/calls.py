@@ -219,7 +219,9 @@ def _odd(draw: random.Random, right: Any) -> Any:
         return draw.choice((pool.nearly(draw, str(right)), text, text, Path(text), None, [str(right)], [text], 3))
     if isinstance(right, list):
         within = [_odd(draw, right[0])] if right else [None]
-        return draw.choice((within, within + right, [], (right or [None])[0], right * 2, tuple(right), None, pool.text(draw)))
+        return draw.choice(
+            (within, within + right, [], (right or [None])[0], right * 2, tuple(right), None, pool.text(draw))
+        )
     if isinstance(right, dict):
         return pool.plain(draw)
     if isinstance(right, torch.Tensor):

@@ -10,5 +10,6 @@ KNOWN: dict[str, str] = {
     r"^command: ValueError in (cli/plot|analysis/checkpoints/steps)\.py:": "numbers of thousands of digits in lists",
     r"(MemoryError|RuntimeError|TooLong) in (tasks|training|models|mixers|kernels)/": "huge counts, too little memory",
     r"^command: .* in zoom\.py:": "zoom --every 0",
+    r"^call: (Value|Index|Runtime)Error in (analysis/(decay|reading)|models)/": "tokens of other shapes and types",
     r"^call with another type: ": "an argument of another type raises errors of Python's or torch's own",
 }
