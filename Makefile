@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 TESTABLE := .venv/.testable
 PIP := $(BIN)/python -m pip install --quiet -c constraints.txt
 
-.PHONY: install demo chromium test test-fast lint types reference bench soak clean
+.PHONY: install demo chromium test test-fast lint types reference bench soak fuzz clean
 
 install: $(INSTALLED)
 
@@ -63,6 +63,9 @@ bench: $(TESTABLE)
 
 soak: $(TESTABLE)
 	$(BIN)/python tests/faults/soak.py --kills 200
+
+fuzz: $(TESTABLE)
+	$(BIN)/python tests/fuzz/walk.py --inputs 10000 --processes 200
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache

@@ -515,3 +515,9 @@ def test_a_model_in_the_place_of_a_config_file_is_named():
 
     with pytest.raises(cs.UserError, match=r'for a model of that name: train\(model="mamba"\)'):
         train("mamba")
+
+
+def test_the_number_of_a_mixer_may_have_any_number_of_digits_and_is_still_refused_in_one_line():
+    with pytest.raises(cs.UserError, match="is not one of the mixers 0 to 0") as refused:
+        override({}, {f"model.mixers.{'9' * 5000}.n_heads": 2})
+    assert len(str(refused.value)) < 300

@@ -225,3 +225,10 @@ def test_a_config_may_stand_for_the_name_of_a_model():
     again = cs.model(built.config, seed=3)
     assert all(torch.equal(p, q) for p, q in zip(built.parameters(), again.parameters(), strict=True))
     assert cs.model(built.config, d_model=8, n_heads=4).config == small(sharp=False, d_model=8, n_heads=4).config
+
+
+@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.parametrize("seed", [-1, 2**63, 1e300, "0", True, None])
+def test_a_seed_that_is_no_seed_is_refused_in_one_line(seed):
+    with pytest.raises(cs.UserError, match=r"seed: expected a whole number from 0 to 2\^63 − 1, got"):
+        cs.model("attention", d_model=8, vocab_size=8, n_layers=1, seed=seed)

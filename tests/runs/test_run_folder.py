@@ -338,3 +338,9 @@ def test_a_name_alone_is_looked_for_among_the_runs(tmp_path, monkeypatch):
         Run("mien")
     monkeypatch.chdir(tmp_path / "there")
     assert str(Run("mine").path) == "mine"  # a folder of that name comes first
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a" * 5000])
+def test_a_name_longer_than_names_can_be_is_not_a_run(tmp_path, name):
+    with pytest.raises(UserError, match=r"is not a run: it has no config\.yaml"):
+        Run(tmp_path / name)

@@ -110,9 +110,9 @@ def _check_no_section_contradicts(assignments: dict[str, Any]) -> None:
 def _assign(node: Any, parts: list[str], value: Any, path: str) -> None:
     first, rest = parts[0], parts[1:]
     if isinstance(node, list):
-        picked: list[Any] = list(range(len(node))) if first == "*" else [int(first) if first.isdecimal() else -1]
+        picked: list[Any] = list(range(len(node))) if first == "*" else [_number(first)]
         if not picked or not 0 <= picked[0] < len(node):
-            raise UserError(f"'{path}': '{first}' is not one of the mixers 0 to {len(node) - 1}, nor *")
+            raise UserError(f"{shown(path)}: {shown(first)} is not one of the mixers 0 to {len(node) - 1}, nor *")
     elif isinstance(node, dict):
         picked = [first]
     else:
@@ -126,6 +126,11 @@ def _assign(node: Any, parts: list[str], value: Any, path: str) -> None:
             child = model_mapping(child) if key == "model" else {"name": child}
         node[key] = child
         _assign(child, rest, value, path)
+
+
+def _number(text: str) -> int:
+    """The number that a part of a path is; −1 if it is none, or far too large."""
+    return int(text) if text.isdecimal() and len(text) < 10 else -1
 
 
 def _copy(data: Any) -> Any:

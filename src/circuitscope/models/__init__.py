@@ -1,5 +1,6 @@
 """Models with hooks: the stack of layers, its config, and how to build a model by name."""
 
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -38,6 +39,8 @@ def model(name: Any = None, /, *, seed: int = 0, **options: Any) -> "HookedLM":
     """
     from circuitscope.models.hooked_lm import HookedLM
 
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**63:
+        raise UserError(f"seed: expected a whole number from 0 to 2^63 − 1, got {shown(seed)}")
     if name is not None and "mixers" in options:
         raise UserError(f"give a model's name or mixers, not both: got {shown(name)} and {shown(options['mixers'])}")
     if isinstance(name, ModelConfig):

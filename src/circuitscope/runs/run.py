@@ -48,12 +48,14 @@ class Run:
             raise UserError(f"expected a run or its folder, such as runs/NAME, got {shown(path)}")
         self.path = _found(Path(path).expanduser())
         config = self.path / "config.yaml"
-        if not config.is_file():
+        if not os.path.isfile(config):  # False also for a name that is too long
             others = [] if os.path.lexists(self.path) else [r.path.name for r in runs_in(self.path.parent)]
             if others:
                 raise unknown("run", self.path.name, others)
             if not os.path.lexists(config):
-                what = "a file, and a run is a folder" if self.path.is_file() else "not a run: it has no config.yaml"
+                what = (
+                    "a file, and a run is a folder" if os.path.isfile(self.path) else "not a run: it has no config.yaml"
+                )
                 raise UserError(f"{self.path} is {what}")
             raise UserError(f"{self.path} is not a run: {_why_unreadable(config)}")
         _check_text(self.path)

@@ -330,3 +330,10 @@ def test_what_analyses_return_shows_itself_in_one_line():
         assert "tensor(" not in repr(found)
         assert "\n" not in repr(found)
         assert len(repr(found)) < 400, repr(found)
+
+
+@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.parametrize("shape", [(2, 16), (1, 1, 4, 5)])
+def test_a_pattern_of_another_shape_is_refused_in_one_line(shape):
+    with pytest.raises(cs.UserError, match=r"a pattern is .batch, head, dest, src., got"):
+        pattern_reading(torch.zeros(shape))

@@ -161,6 +161,7 @@ def test_the_mean_comes_with_its_standard_error():
         (lambda: recall_score(uniform(4, 16), REPEATS.layout), "recall needs a task with keys"),
         (lambda: recall_score(uniform(6, 30), MQAR.layout), "the layout has 6 sequences of length 32"),
         (lambda: previous_token_score(torch.zeros(4, 4)), "a mixing matrix is"),
+        (lambda: recall_score(uniform(6, 32) > 0, MQAR.layout), "has floating-point entries, got torch.bool"),
         (lambda: score(uniform(6, 32), "recal", MQAR.layout), "did you mean 'recall'"),
         (lambda: score(uniform(6, 32), "recall", MQAR.layout, "rows"), "unknown weighting"),
     ],

@@ -60,6 +60,8 @@ def matrices(model: HookedModel, tokens: TokensLike, factors: str | Sequence[str
 
 def pattern_reading(pattern: Float[Tensor, "batch head dest src"]) -> Reading:
     """A bare tensor of attention patterns as the reading of a layer."""
+    if pattern.ndim != 4 or pattern.shape[2] != pattern.shape[3]:
+        raise UserError(f"a pattern is [batch, head, dest, src], got {list(pattern.shape)}")
     factor = Factor("pattern", "head", pattern.shape[1], lambda heads: pattern[:, heads], shares=True, core=True)
     return Reading((len(pattern), pattern.shape[2]), (factor,), "only the patterns of this layer are known")
 

@@ -147,7 +147,7 @@ def named_edges(name: str, layout: Layout) -> Edges:
         dest, src = name.split("<-", 1)
         return between_roles(layout, dest.strip(), src.strip())
     base, plus, offset = name.partition("+")
-    if plus and base in OFFSET and offset.isdecimal():
+    if plus and base in OFFSET and offset.isdecimal() and len(offset) < 10:
         return OFFSET[base](layout, int(offset))
     known = {score.name: score.edges for score in SCORES.values() if score.edges is not None}
     if name not in known:

@@ -47,6 +47,8 @@ def score(matrix: Matrix, name: str, layout: Layout | None = None, weighting: We
     if not isinstance(matrix, Tensor) or matrix.ndim != 4 or matrix.shape[2] != matrix.shape[3]:
         raise UserError(f"a mixing matrix is [batch, head, dest, src], got {described(matrix)}")
     chosen = named_edges(name, layout or _plain(matrix))
+    if not matrix.is_floating_point():
+        raise UserError(f"a mixing matrix has floating-point entries, got {matrix.dtype}")
     weighting = weighting or default_weighting(matrix)
     return weights_on([chosen], matrix, [weighting])[chosen.name, weighting]
 
