@@ -293,7 +293,7 @@ def _environment() -> dict[str, Any]:
 def _found(path: Path) -> Path:
     """The path itself, or the run of that name in `runs_root()` where the path is only a name and no folder."""
     named = runs_root() / path
-    return named if len(path.parts) == 1 and not path.is_dir() and named.parent.is_dir() else path
+    return named if len(path.parts) == 1 and not os.path.isdir(path) and os.path.isdir(named.parent) else path
 
 
 def _whole(step: object) -> int:
