@@ -251,7 +251,12 @@ def _print_fields(word: str) -> None:
     for number, part in enumerate(find(word) if word else parts()):
         print("\n" * bool(number) + f"{part.name}: {part.about}\nset by: circuitscope train {part.usage}")
         if part.fields:
-            print_table(("field", "meaning, type, unit, default"), [(row.field, row.in_words()) for row in part.fields])
+            lines = [
+                (row.field if first else "", line)
+                for row in part.fields
+                for first, line in zip((True, False), row.in_words().split("\n"), strict=False)
+            ]
+            print_table(("field", "meaning, type, unit, default"), lines)
         else:
             print("no options")
 

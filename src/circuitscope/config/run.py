@@ -12,7 +12,7 @@ from circuitscope.config.identity import digest
 from circuitscope.config.overrides import override, read_yaml
 from circuitscope.config.schema import VERSION, to_current
 from circuitscope.config.train import TrainConfig
-from circuitscope.errors import UserError, unknown
+from circuitscope.errors import UserError, shown, unknown
 from circuitscope.explain import explain
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.presets import expand_preset, model_mapping
@@ -79,7 +79,9 @@ class RunConfig(Section):
         A file of an earlier version need not have what was added later; it is read with the meaning it had.
         """
         config = cls.load(path)
-        missing = list(_missing(to_current(read_yaml(Path(path))), config.model_dump(mode="json")))
+        data = read_yaml(Path(path))
+        absent = [part for part in cls.model_fields if part not in data]
+        missing = absent or list(_missing(to_current(data), config.model_dump(mode="json")))
         if missing:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise UserError(f"{path} is incomplete: {missing[0]} is missing{more}; the config of a run has every value")

@@ -32,7 +32,7 @@ def test_steps(asked, chosen):
     [
         ("260", "no checkpoint at step 260; nearest: 250"),
         (7, "nearest: 0"),
-        ("150:190", "no checkpoint in 150:190; 6 saved, from 0 to 400"),
+        ("150:190", "no checkpoint in the range 150:190; 6 saved, from 0 to 400"),
         ("first", "got 'first'"),
         ("1:2:3:4", "got '1:2:3:4'"),
         ("0:400:0", "got '0:400:0'"),
