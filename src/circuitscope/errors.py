@@ -15,6 +15,14 @@ class RunFailed(Exception):
     """A run started and could not continue. The command line exits with code 1."""
 
 
+class Stopped(Exception):
+    """Ctrl-C or another signal stopped the work. The command line prints the message and exits with this code."""
+
+    def __init__(self, message: str, exit_code: int = 130):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 def unknown(kind: str, name: object, valid: Iterable[str]) -> UserError:
     """`unknown task 'mqra'; did you mean 'mqar'? valid: ar, induction, mqar`."""
     names = sorted(valid)

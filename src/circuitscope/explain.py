@@ -17,6 +17,7 @@ def explain(error: ValidationError, model: type[BaseModel], at: str = "") -> Use
         )
     message = (
         first["msg"]
+        .replace("Value error, ", "")
         .replace("Input should be", "expected")
         .replace("expected a valid i", "expected an i")
         .replace("expected a valid", "expected a")

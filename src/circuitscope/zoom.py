@@ -5,7 +5,7 @@ from pathlib import Path
 
 from circuitscope.analysis.phases.detection import Transition, transitions
 from circuitscope.analysis.phases.timeline import curves_of
-from circuitscope.errors import UserError
+from circuitscope.errors import UserError, shown
 from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
 from circuitscope.training.repeat import Repetition, repeat
@@ -67,6 +67,8 @@ def zoom_in(
         raise UserError(f"{run.path} has no checkpoints to compare a repetition with")
     if (first is None) != (last is None):
         raise UserError("give both ends of the stretch, or neither")
+    if every is not None and every < 1:
+        raise UserError(f"expected at least 1 step between checkpoints, got {shown(every)}")
     bump = None
     if first is None or last is None:
         bump = loss_bump(run)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from circuitscope.errors import Stopped
+
 if TYPE_CHECKING:
     from circuitscope.runs.run import Run
     from circuitscope.viz.registry import Said
@@ -98,8 +100,7 @@ def analyze(
     try:
         _analyze(chosen, asked, induction, everything, steps, sequences)
     except KeyboardInterrupt:
-        typer.echo("circuitscope: stopped; what is done is kept and will be used again", err=True)
-        raise typer.Exit(130) from None
+        raise Stopped("stopped; what is done is kept and will be used again") from None
 
 
 def _analyze(

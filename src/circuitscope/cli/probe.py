@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from circuitscope.cli.table import print_table
+from circuitscope.errors import Stopped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,8 +61,7 @@ def probe(
     try:
         _probe(run, probes, steps, hooks, sequences, causal, directions, out, data)
     except KeyboardInterrupt:
-        typer.echo("circuitscope: stopped; what is done is kept and will be reused", err=True)
-        raise typer.Exit(130) from None
+        raise Stopped("stopped; what is done is kept and will be reused") from None
 
 
 def _probe(

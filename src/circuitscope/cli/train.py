@@ -212,17 +212,12 @@ def _run(
         return
     from circuitscope import api  # after the config is known to be good: this brings TransformerLens, seconds of it
     from circuitscope.progress import watching
-    from circuitscope.training.trainer import Interrupted
 
     progress = watching(sys.stdout, stays=True)
-    try:
-        if resumed is not None:
-            run = api.resume(resumed, progress=progress)
-        else:
-            run = api.train(config, root=root, name=name, progress=progress)
-    except Interrupted as stop:
-        print(f"circuitscope: {stop}", file=sys.stderr)
-        raise typer.Exit(stop.exit_code) from None
+    if resumed is not None:
+        run = api.resume(resumed, progress=progress)
+    else:
+        run = api.train(config, root=root, name=name, progress=progress)
     _summary(run)
 
 

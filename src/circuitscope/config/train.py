@@ -15,7 +15,7 @@ class TrainConfig(Section):
     """How a run is optimized, evaluated and saved."""
 
     steps: int = Field(default=1500, ge=1, lt=10**8, description="optimizer steps")
-    batch_size: int = Field(default=64, ge=1, description="examples per step")
+    batch_size: int = Field(default=64, ge=1, lt=2**31, description="examples per step")
     lr: float = Field(default=1e-3, gt=0, description="peak learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="learning rate after the warmup"
@@ -34,7 +34,7 @@ class TrainConfig(Section):
 
     eval_every: int = Field(default=50, ge=1, description="steps between evaluations on held-out examples")
     eval_batches: int = Field(default=8, ge=1, description="batches per evaluation")
-    eval_batch_size: int = Field(default=64, ge=1, description="examples per evaluation batch")
+    eval_batch_size: int = Field(default=64, ge=1, lt=2**31, description="examples per evaluation batch")
     log_every: int = Field(default=10, ge=1, description="steps between rows of metrics on the training loss")
     early_stop: float | None = Field(
         default=None, gt=0, le=1, description="stop at this validation accuracy; none: never"

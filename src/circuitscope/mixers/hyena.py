@@ -30,7 +30,7 @@ class HyenaConfig(MixerConfig):
         default=1, ge=1, description="pairs of cosine and sine that the filter reads, besides time"
     )
     filter_width: int = Field(default=64, ge=1, description="width of the filter's MLP")
-    filter_layers: int = Field(default=2, ge=0, description="inner layers of the filter's MLP")
+    filter_layers: int = Field(default=2, ge=0, le=1024, description="inner layers of the filter's MLP")
     frequency: float = Field(default=1.0, gt=0, description="initial frequency of the MLP's sines")
 
 

@@ -40,6 +40,7 @@ class Plan:
 def plan(needs: Sequence[Need], examples: int, channels: int) -> Plan:
     """The most that fits the budget: fewer examples first, then fewer channels, then fewer checkpoints."""
     longest = max(need.steps for need in needs)
+    channels = min(channels, max((source.of for need in needs for source in need.sources), default=1))
     tries = [Plan(e, channels, longest) for e in range(examples, 0, -1)]
     tries += [Plan(1, c, longest) for c in range(channels - 1, 0, -1)]
     tries += [Plan(1, 1, s) for s in range(longest - 1, 0, -1)]
