@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from circuitscope.errors import Stopped
+from circuitscope.errors import Stopped, UserError
 
 if TYPE_CHECKING:
     from circuitscope.runs.run import Run
@@ -119,13 +119,13 @@ def _analyze(
     found = []
     for run in runs:
         print(heading(run, choose_steps(steps, saved_steps(run)), sequences))
-        names = []
-        for name in ANALYSES:
-            why = refusal(name, run) if name in added - asked else ""
-            if why and everything:
+        refused = {name: why for name in ANALYSES if name in asked | added and (why := refusal(name, run))}
+        names = [name for name in ANALYSES if name in asked | added and name not in refused]
+        if not names:
+            raise UserError(f"{run.path}: {next(iter(refused.values()))}")
+        for name, why in refused.items():
+            if everything or name in asked:
                 print(f"{name} is left out: {why}")
-            if not why and name in asked | added:
-                names.append(name)
         with watching() as progress:
             found.append(analysis_results(run, names, steps=steps, sequences=sequences, progress=progress))
         for name in names:

@@ -23,7 +23,7 @@ def list_models(
     from rich.table import Table
 
     from circuitscope import models
-    from circuitscope.models.accounting import parameters, state_size, training_flops_per_token
+    from circuitscope.models.accounting import parameters, state_size, training_flops_per_token, without_weights
     from circuitscope.models.presets import PRESETS
 
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -33,7 +33,8 @@ def list_models(
     table.add_column("what it is")
     for name, preset in PRESETS.items():
         options = {} if layers is None else {"n_layers": layers}
-        model = models.model(name, d_model=d_model, max_length=length, **options)
+        with without_weights():
+            model = models.model(name, d_model=d_model, max_length=length, **options)
         state = state_size(model)
         table.add_row(
             name,
@@ -60,7 +61,12 @@ def hooks(
     from rich.text import Text
 
     from circuitscope import models
+    from circuitscope.memory import check_fits
+    from circuitscope.models.accounting import parameters, without_weights
 
+    with without_weights():
+        size = 4 * parameters(models.model(name, d_model=d_model)).total
+    check_fits(size, torch.device("cpu"), f"a model of width {d_model:,}", "use a smaller --d-model")
     model = models.model(name, d_model=d_model).eval()
     tokens = torch.zeros(1, 2, dtype=torch.long)
     with torch.no_grad():

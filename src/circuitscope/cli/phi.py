@@ -137,7 +137,7 @@ def _heads(text: str) -> "UnitChoice":
     if parts in (["all"], ["mean"], ["mean_abs"]):
         return parts[0]  # type: ignore[return-value]
     for part in parts or [text]:
-        if not part.isdecimal():
+        if not part.isdecimal() or len(part) > 18:
             raise unknown("choice of heads", part, ["all", *MEANS, "numbers such as 0,5"])
     return [int(part) for part in parts]
 

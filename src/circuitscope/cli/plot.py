@@ -74,11 +74,11 @@ def decay(
     layers: Annotated[str | None, typer.Option(help="Layers, for example 0,2.", show_default="all")] = None,
 ) -> None:
     """Decay of off-diagonal terms: the profile m(δ) of |Φ| over training on a log axis, and its fitted rate."""
-    from circuitscope.errors import UserError
+    from circuitscope.errors import UserError, shown
 
     parts = [part.strip() for part in layers.split(",")] if layers else None
-    if parts and not all(part.isdecimal() for part in parts):
-        raise UserError(f"layers are numbers such as 0,2, got '{layers}'")
+    if parts and not all(part.isdecimal() and len(part) < 19 for part in parts):
+        raise UserError(f"layers are numbers such as 0,2, got {shown(layers)}")
     wanted = [int(part) for part in parts] if parts else None
     _draw_analysis("decay", runs, out, data, steps, sequences, factor=factor, layers=wanted)
 

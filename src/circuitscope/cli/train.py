@@ -149,7 +149,7 @@ def train(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved config and stop.", rich_help_panel=_RUN)
+        bool, typer.Option("--dry-run", help="Check everything, print the resolved config and stop.", rich_help_panel=_RUN)
     ] = False,
 ) -> None:
     """Train a model on a recall task and save checkpoints densely.
@@ -208,6 +208,11 @@ def _run(
         )
     config = None if resumed is not None else _config(path, given, assign)
     if dry_run and config is not None:
+        from circuitscope.runs.run import check_free
+        from circuitscope.training.feasible import check_feasible
+
+        check_free(name, root)
+        check_feasible(config)
         print(config.dump(), end="")
         return
     from circuitscope import api  # after the config is known to be good: this brings TransformerLens, seconds of it

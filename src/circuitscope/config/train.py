@@ -48,7 +48,7 @@ class TrainConfig(Section):
     keep_resume: int = Field(default=4, ge=1, description="resume points kept, spread over the run")
 
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="where to train")
-    threads: int | None = Field(default=None, ge=1, le=4096, description="CPU threads; none: torch's choice")
+    threads: int | None = Field(default=None, ge=1, le=1024, description="CPU threads; none: torch's choice")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="auto: bfloat16 autocast on CUDA, float32 elsewhere"
     )

@@ -163,6 +163,21 @@ def newest_run(root: str | Path | None = None) -> Run:
     return found[-1]
 
 
+def check_free(name: str | None, root: str | Path | None = None) -> None:
+    """Refuses a name that no new run can have; without a name there is always one."""
+    if name is None:
+        return
+    if not re.fullmatch(r"[^/\\\0.][^/\\\0]*", name):
+        raise UserError(f"a run's name is one folder name that does not start with a dot, got '{name}'")
+    path = runs_root(root) / name
+    try:
+        exists = path.exists()
+    except OSError as error:
+        raise UserError(f"cannot create a run in {path.parent}: {error.strerror}") from None
+    if exists:
+        raise UserError(f"{path} exists already; resume it with --resume {path}, or give another --name")
+
+
 def create_run(
     config: RunConfig, *, root: str | Path | None = None, name: str | None = None, **environment: Any
 ) -> Run:
@@ -170,15 +185,10 @@ def create_run(
 
     By default its name is MIXER-TASK-NUMBER with the next free number. It never touches an existing run.
     """
+    check_free(name, root)
     folder = runs_root(root)
-    if name is not None and not re.fullmatch(r"[^/\\\0.][^/\\\0]*", name):
-        raise UserError(f"a run's name is one folder name that does not start with a dot, got '{name}'")
     temporary = folder / f".new-{os.getpid()}-{time.time_ns()}"
     try:
-        if name is not None and (folder / name).exists():
-            raise UserError(
-                f"{folder / name} exists already; resume it with --resume {folder / name}, or give another --name"
-            )
         temporary.mkdir(parents=True)
         (temporary / "checkpoints").mkdir()
         (temporary / "resume").mkdir()

@@ -24,7 +24,8 @@ from circuitscope.tasks.roles import Role
 from circuitscope.tasks.streams import I64, order, stream_key, words
 
 _LARGE = 1 << 22  # of so many positions or examples it is worth asking whether they fit into memory
-_BYTES_PER_POSITION = 17  # of a batch: token, label and role
+_KEPT = 17  # bytes per position of a batch: token, label and role
+_DRAWN, _ROWS_AT_ONCE = 48, 2048  # bytes per position while so many rows of a batch are drawn, about
 _BYTES_PER_EXAMPLE = 32  # while the order of the examples is drawn
 
 Split = Literal["train", "validation", "test"]
@@ -138,7 +139,8 @@ class Task(Section):
         cpu = torch.device("cpu")
         if size * self.max_length > _LARGE:
             what = f"a batch of {size:,} sequences of length {self.max_length:,}"
-            check_fits(_BYTES_PER_POSITION * size * self.max_length, cpu, what, "use fewer or shorter sequences")
+            need = (_KEPT * size + _DRAWN * min(size, _ROWS_AT_ONCE)) * self.max_length
+            check_fits(need, cpu, what, "use fewer or shorter sequences")
         if split == "train" and (self.examples or 0) > _LARGE:
             what = f"the order of {self.examples:,} training examples"
             check_fits(_BYTES_PER_EXAMPLE * (self.examples or 0), cpu, what, "use fewer examples, or none: never repeat")

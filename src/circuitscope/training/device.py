@@ -30,7 +30,10 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 @contextmanager
 def set_up(device: torch.device, config: TrainConfig) -> Iterator[None]:
-    """Sets thread count, memory and deterministic kernels for a run, and restores threads and kernels afterwards."""
+    """Sets thread count, memory, deterministic kernels and gradients for a run, and restores all but memory afterwards.
+
+    A caller's torch.inference_mode would leave the weights without gradients.
+    """
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -40,7 +43,8 @@ def set_up(device: torch.device, config: TrainConfig) -> Iterator[None]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
-        yield
+        with torch.inference_mode(False):
+            yield
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)

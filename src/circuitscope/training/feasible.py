@@ -1,28 +1,33 @@
 """Whether a run can be trained on this machine: asked before the run exists, and by a dry run."""
 
-import math
+import os
 
 import torch
 
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError
 from circuitscope.memory import check_fits
+from circuitscope.models.accounting import parameters, without_weights
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.training.device import choose_device
 from circuitscope.training.trackers import check_trackers
 
+_THREADS = 64  # are allowed anywhere: a run of a larger machine can be repeated on a smaller one
 _STATE = 4 * 4  # bytes per parameter: weight, gradient and both moments, in float32
 
 
 def check_feasible(config: RunConfig) -> torch.device:
     """The device that a run will use; a run that cannot be trained here is refused."""
     device = choose_device(config.train.device)
+    most = max(_THREADS, 4 * (os.cpu_count() or 1))
+    if (config.train.threads or 1) > most:
+        raise UserError(
+            f"train.threads: this machine has {os.cpu_count()} CPUs, and more than {most} threads would wait for each"
+            f" other; got {config.train.threads}"
+        )
     check_trackers(config)
-    try:
-        with torch.device("meta"):
-            model = HookedLM(config.model)
-    except (RuntimeError, OverflowError) as error:  # sizes whose product no tensor can have
-        raise UserError(f"a model of these sizes cannot be built: {str(error).splitlines()[0]}") from None
+    with without_weights():
+        model = HookedLM(config.model)
     _check_memory(config, model, device)
     return device
 
@@ -34,12 +39,12 @@ def _check_memory(config: RunConfig, model: HookedLM, device: torch.device) -> N
     logits at labels), so that nothing is refused that could be trained.
     """
     cfg, task, sizes = config.train, config.task, config.model
-    parameters = sum(p.numel() for p in model.parameters())
-    weights = _STATE * parameters
+    count = parameters(model).total
+    weights = _STATE * count
     check_fits(
         weights,
         device,
-        f"training {parameters:,} parameters",
+        f"training {count:,} parameters",
         "use a smaller model: d_model, n_layers, vocab_size, or the sizes of its mixers",
     )
     kept = sizes.n_layers * (4 + (2 * sizes.mlp_ratio if sizes.state_mixer == "mlp" else 0))  # activations per position
@@ -48,7 +53,7 @@ def _check_memory(config: RunConfig, model: HookedLM, device: torch.device) -> N
         ("eval_batch_size", "validation", cfg.eval_batch_size, 4),
     ):
         batch = task.batch(0, split=split, size=size, seed=cfg.batch_seed)  # type: ignore[arg-type]
-        logits = math.prod((4, len(batch.labelled()[0]), getattr(sizes, "vocab_size", 1)))
+        logits = 4 * len(batch.labelled()[0]) * sizes.vocab_size
         activations = 4 * size * task.max_length * sizes.d_model * layers
         check_fits(
             weights + logits + activations,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from circuitscope.errors import UserError
+from circuitscope.errors import UserError, shown
 
 ChosenSteps = str | int | Iterable[int] | None
 
@@ -27,7 +27,7 @@ def choose_steps(asked: ChosenSteps, saved: Sequence[int]) -> list[int]:
 
 def _range(text: str, saved: Sequence[int]) -> list[int]:
     fields = text.split(":")
-    if len(fields) > 3 or not all(f == "" or f.isdecimal() for f in fields):
+    if len(fields) > 3 or not all(f == "" or _is_number(f) for f in fields):
         raise _malformed(text)
     first = int(fields[0] or 0)
     last = int(fields[1]) if fields[1] else max(saved)
@@ -42,7 +42,7 @@ def _range(text: str, saved: Sequence[int]) -> list[int]:
 
 def _saved(step: object, saved: Sequence[int]) -> int:
     text = str(step)
-    if not text.isdecimal():
+    if not _is_number(text):
         raise _malformed(text)
     if int(text) not in saved:
         nearest = min(saved, key=lambda s: abs(s - int(text)))
@@ -50,9 +50,13 @@ def _saved(step: object, saved: Sequence[int]) -> int:
     return int(text)
 
 
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) < 19
+
+
 def _have(saved: Sequence[int]) -> str:
     return f"{len(saved)} saved, from {saved[0]} to {saved[-1]}"
 
 
 def _malformed(text: str) -> UserError:
-    return UserError(f"steps are all, numbers such as 0,400,800, or a range such as 0:2000:100, got '{text}'")
+    return UserError(f"steps are all, numbers such as 0,400,800, or a range such as 0:2000:100, got {shown(text)}")
