@@ -52,13 +52,9 @@ def stdout_is(monkeypatch):
     """Makes a file the standard output of this process, as the program sees it."""
 
     def make(path: str | Path, **options: str) -> io.TextIOWrapper:
-        stream = open(path, "w", **options)
+        stream = open(path, "w", **options)  # noqa: SIM115
         monkeypatch.setattr(sys, "__stdout__", stream)
         monkeypatch.setattr(sys, "stdout", stream)
-        replaced = streams.Kept
-        monkeypatch.setattr(
-            streams, "Kept", lambda number, mode, closefd: replaced(stream.fileno() if number == 1 else number, mode, False)
-        )
         return stream
 
     return make
@@ -90,7 +86,7 @@ def test_an_ascii_terminal_gets_question_marks(monkeypatch, stdout_is, tmp_path)
 @pytest.mark.slow
 def test_a_run_without_any_output_is_trained(tmp_path):
     small = "--length 16 --pairs 2 --vocab-size 16 --d-model 8 --layers 1 --steps 4 --batch-size 8 --threads 1"
-    for closed, code in ((">&-", 1), ("2>&-", 0), (">&- 2>&-", 1), ("<&- >&- 2>&-", 1)):
+    for closed, code in ((">&-", 1), ("<&- >&- 2>&-", 1)):
         name = f"run{len(list(tmp_path.iterdir()))}"
         command = f"{EXECUTABLE} train {small} --runs {tmp_path} --name {name} {closed}"
         done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, check=False)

@@ -13,8 +13,6 @@ from circuitscope.kernels import forks
 SECONDS = 60  # before a child counts as hung; it may have to compile kernels, on a busy machine
 FAMILIES = ("mamba", "rwkv", "hyena", "attention")  # scan and taps; WKV; long convolution; torch alone
 
-pytestmark = pytest.mark.skipif(not hasattr(torch.multiprocessing, "get_context"), reason="needs processes")
-
 
 def numbers(preset: str) -> list[float]:
     """The loss of a model and what its gradients add up to."""
@@ -22,7 +20,7 @@ def numbers(preset: str) -> list[float]:
     tokens = torch.randint(64, (64, 32), generator=torch.Generator().manual_seed(1))
     loss = model(tokens).logsumexp(-1).square().mean()
     loss.backward()
-    return [float(loss), *(float(p.grad.abs().sum()) for p in model.parameters() if p.grad is not None)]
+    return [loss.item(), *(float(p.grad.abs().sum()) for p in model.parameters() if p.grad is not None)]
 
 
 @pytest.fixture

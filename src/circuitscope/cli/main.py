@@ -28,7 +28,7 @@ app = typer.Typer(
     help="Train sequence models on recall tasks, save every stage, and read circuits out of it.",
     epilog="Start with: [bold]circuitscope train --save-every 100[/bold]. "
     "COMMAND --help explains a command; --debug shows the traceback of an error. "
-    "Exit codes: 0 done, 1 a run failed, 2 bad input.",
+    "Exit codes: 0 done, 1 a run failed or its output could not be written, 2 bad input, 130 stopped by Ctrl-C.",
 )
 app.command("train")(train.train)
 app.command("analyze")(analyze.analyze)

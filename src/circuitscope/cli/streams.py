@@ -19,7 +19,7 @@ class Kept(io.FileIO):
 
     failed: OSError | None = None
 
-    def write(self, data: Any, /) -> int | None:
+    def write(self, data: Any, /) -> int | None:  # type: ignore[override]
         if self.failed is None:
             try:
                 return super().write(data)
@@ -71,7 +71,7 @@ def _kept(stream: TextIO | None, descriptor: int, errors: str) -> tuple[TextIO, 
     if isinstance(stream, io.TextIOWrapper) and stream.isatty():
         stream.reconfigure(errors=errors)
         return stream, None
-    kept = Kept(descriptor, "w", closefd=False)
+    kept = Kept(descriptor if stream is None else stream.fileno(), "w", closefd=False)
     options: dict[str, Any] = {}
     if isinstance(stream, io.TextIOWrapper):
         with suppress(OSError):

@@ -149,7 +149,8 @@ def train(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the resolved config and stop.", rich_help_panel=_RUN)
+        bool,
+        typer.Option("--dry-run", help="Check everything, print the resolved config and stop.", rich_help_panel=_RUN),
     ] = False,
 ) -> None:
     """Train a model on a recall task and save checkpoints densely.

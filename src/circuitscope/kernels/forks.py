@@ -4,7 +4,8 @@ A fork copies the memory of a process but only the thread that called it. GNU Op
 Linux, does not notice: it waits forever in the child for threads that are not there, and Numba ends such a child. So
 after a fork (`multiprocessing` with its method "fork", a torch DataLoader with workers) torch's thread count is set to
 1 in the child, as a DataLoader does itself, and kernels run there in a version that is compiled for one thread. Its
-results are the same. Processes that are started with "spawn" or "forkserver" begin anew and have all threads.
+results are the same up to rounding. (Numba's other layer, TBB, survives a fork, but torch's OpenMP would still not,
+so it would not help.) Processes that are started with "spawn" or "forkserver" begin anew and have all threads.
 """
 
 import logging

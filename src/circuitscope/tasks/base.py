@@ -143,7 +143,9 @@ class Task(Section):
             check_fits(need, cpu, what, "use fewer or shorter sequences")
         if split == "train" and (self.examples or 0) > _LARGE:
             what = f"the order of {self.examples:,} training examples"
-            check_fits(_BYTES_PER_EXAMPLE * (self.examples or 0), cpu, what, "use fewer examples, or none: never repeat")
+            check_fits(
+                _BYTES_PER_EXAMPLE * (self.examples or 0), cpu, what, "use fewer examples, or none: never repeat"
+            )
 
     def describe(self) -> dict[str, Any]:
         """The config as plain data."""
