@@ -66,7 +66,7 @@ class Streams:
         return self.out.failed if self.out is not None else None
 
 
-def _kept(stream: TextIO | None, descriptor: int, errors: str) -> tuple[TextIO, Kept | None]:
+def _kept(stream: TextIO | None, descriptor: int, errors: str) -> tuple[io.TextIOWrapper, Kept | None]:
     """The stream that takes everything; a terminal never fills up, so there only the characters are seen to."""
     if isinstance(stream, io.TextIOWrapper) and stream.isatty():
         stream.reconfigure(errors=errors)
