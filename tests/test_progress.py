@@ -10,7 +10,6 @@ import circuitscope as cs
 from circuitscope import progress as module
 from circuitscope.analysis.checkpoints.runner import analyze
 from circuitscope.cli import main as program
-from circuitscope.errors import RunFailed
 from circuitscope.progress import Bar, Lines, Silent, watching
 from circuitscope.runs.run import Run
 from circuitscope.training.repeat import repeat
@@ -125,11 +124,8 @@ def test_the_zoom_command_shows_its_progress_beside_its_output(run, monkeypatch,
     assert capsys.readouterr().out.startswith("repeated from step 0; 3 checkpoints added between 3 and 6")
 
 
-def test_a_run_whose_lines_cannot_be_written_says_so_and_does_not_blame_its_folder(tmp_path):
-    with pytest.raises(RunFailed, match=r"^cannot write the output: No space left on device \(last checkpoint: step 0"):
-        train(tiny(), root=tmp_path, name="mute", progress=Lines(Full()))
-    assert cs.Run(tmp_path / "mute").status["state"] == "failed"
-    cs.resume(tmp_path / "mute")
+def test_a_run_whose_lines_cannot_be_written_trains_to_its_end(tmp_path):
+    train(tiny(), root=tmp_path, name="mute", progress=Lines(Full()))
     assert cs.Run(tmp_path / "mute").status["state"] == "finished"
 
 

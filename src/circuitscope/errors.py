@@ -22,6 +22,14 @@ class RunFailed(_OneLine):
     """A run started and could not continue. The command line exits with code 1."""
 
 
+class Stopped(_OneLine):
+    """Ctrl-C or another signal stopped the work. The command line prints the message and exits with this code."""
+
+    def __init__(self, message: str, exit_code: int = 130):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 _WORDS = {  # a field of a config, and what it is called elsewhere
     "batch_size": "batch bs",
     "clip": "grad_clip gradient_clip max_grad_norm",

@@ -8,6 +8,7 @@ import torch
 
 from circuitscope.errors import UserError
 
+_OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
@@ -21,6 +22,13 @@ def check_fits(
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     if size > 0.9 * free:
         raise UserError(f"{what} would take {size / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; {instead}")
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that there was not enough memory: Python's, numpy's, or torch's on a CPU or a GPU."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def keep_freed_memory() -> None:

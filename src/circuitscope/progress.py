@@ -8,7 +8,7 @@ import sys
 import time
 from typing import IO, Any, Protocol, cast, runtime_checkable
 
-from circuitscope.errors import RunFailed, escaped
+from circuitscope.errors import escaped
 
 _SECONDS = 10.0  # `Lines` prints a line at least this often
 
@@ -126,8 +126,8 @@ class Lines(_Counts):
             print(escaped(line), file=self.stream or sys.stdout, flush=True)
         except BrokenPipeError:
             raise
-        except OSError as error:  # the disk of the output is full; the run itself may be on another disk
-            raise RunFailed(f"cannot write the output: {error.strerror}") from None
+        except OSError:  # the disk of the output is full: the work matters more than what is said of it
+            pass
 
     def _speed(self) -> str:
         if self.done == self.first:  # nothing is known yet

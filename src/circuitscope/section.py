@@ -45,6 +45,13 @@ class Section(BaseModel):
             raise ValueError("expected a number or a name, not a boolean")
         return value
 
+    @field_validator("*", mode="after")
+    @classmethod
+    def _within_64_bits(cls, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError("expected a number below 2^63")
+        return value
+
     @classmethod
     def added(cls) -> dict[str, Added]:
         """The fields that were added in later versions."""

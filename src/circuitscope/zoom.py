@@ -5,7 +5,7 @@ from pathlib import Path
 
 from circuitscope.analysis.phases.detection import Transition, Transitions, transitions
 from circuitscope.analysis.phases.timeline import curves_of
-from circuitscope.errors import UserError
+from circuitscope.errors import UserError, shown
 from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
 from circuitscope.training.repeat import Repetition, repeat
@@ -68,7 +68,7 @@ def zoom_in(
     if (first is None) != (last is None):
         raise UserError("give both ends of the stretch, --from and --to, or neither")
     if every is not None and every < 1:
-        raise UserError(f"a checkpoint is saved every 1 or more steps, got {every}")
+        raise UserError(f"expected at least 1 step between checkpoints, got {shown(every)}")
     bump = None
     if first is None or last is None:
         falls = _loss_transitions(run)

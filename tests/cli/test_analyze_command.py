@@ -15,7 +15,7 @@ from circuitscope.config import RunConfig
 from circuitscope.errors import UserError
 from circuitscope.progress import Silent
 from circuitscope.runs.run import Run
-from circuitscope.training.trainer import train
+from circuitscope.training.trainer import Diverged, train
 from circuitscope.viz.registry import FIGURES, WORDS, TextTable, figure, words
 from circuitscope.viz.report.facts import facts
 from circuitscope.viz.style import Sheet
@@ -188,12 +188,24 @@ def test_names_of_ours_cannot_be_taken():
         (["analyze", "--steps", "x"], "steps are all, numbers such as"),
         (["analyze", "runs/tyni"], "did you mean 'tiny'"),
         (["zoom", "--from", "3"], "give both ends of the stretch"),
+        (["zoom", "--every", "0"], "expected at least 1 step between checkpoints, got 0"),
+        (["zoom", "--from", "0", "--to", "6", "--every", "-2"], "expected at least 1 step between checkpoints, got -2"),
+        (["zoom", "--from", "0", "--to", "6", "--sequences", "9" * 30], "use fewer --sequences"),
+        (["analyze", "--steps", "9" * 5000], "steps are all, numbers such as"),
+        (["analyze", "--sequences", "1000000000"], "use fewer --sequences"),
+        (["report", "--sequences", "1000000000"], "use fewer --sequences"),
+        (["phi", "--heads", "9" * 5000], "--heads"),
+        (
+            ["phi", "--top", "1", "--by", "recall+" + "9" * 23],
+            "an offset must be below the length of the sequences, 16",
+        ),
+        (["phi", "--example", "9" * 30], "batch needs step >= 0"),
+        (["plot", "decay", "--layers", "9" * 5000], "--layers"),
         (
             ["zoom"],
             "no bump in the validation loss of runs/tiny (too few points to judge: 4 where at least 8 are needed);"
             " name a stretch with --from and --to",
         ),
-        (["zoom", "--from", "0", "--to", "3", "--every", "0"], "a checkpoint is saved every 1 or more steps, got 0"),
         (["plot", "analysis", "causal"], "the analysis 'causal' has no figure; those with one: decay, scores"),
     ],
 )
@@ -203,6 +215,18 @@ def test_bad_input_is_one_line_and_code_2(circuitscope, arguments, says):
     assert says in err
     assert err.startswith("circuitscope: ")
     assert err.count("\n") == 1
+
+
+def test_a_diverged_run_with_one_evaluation_is_analyzed_as_far_as_it_goes(circuitscope, tmp_path):
+    with pytest.raises(Diverged):
+        train(tiny(lr=1e30, clip=None), root=tmp_path / "runs", name="wild")
+    code, out, _ = circuitscope("analyze", "runs/wild", "--phases", "--circuit")
+    assert code == 0
+    assert "phases is left out: fewer than two evaluations" in out
+    assert "no recall to explain" in out
+    code, _, err = circuitscope("analyze", "runs/wild", "--phases")  # nothing else is asked for
+    assert (code, err.count("\n")) == (2, 1)
+    assert "fewer than two evaluations" in err
 
 
 def test_no_checkpoints_and_one_checkpoint(circuitscope):
@@ -298,9 +322,8 @@ def test_more_sequences_than_fit_into_memory_are_not_called_a_bug(circuitscope, 
     monkeypatch.setattr("circuitscope.analysis.checkpoints.runner.held_out", full)
     code, _, err = circuitscope("analyze")
     assert code == 1
-    assert err.endswith(
-        "out of memory: Unable to allocate 23.8 GiB; ask for less, for example with fewer --sequences\n"
-    )
+    assert "out of memory: Unable to allocate 23.8 GiB; use less: fewer --sequences" in err
+    assert "bug" not in err
 
 
 def test_the_heading_gives_the_sizes_that_the_task_names(circuitscope, monkeypatch):

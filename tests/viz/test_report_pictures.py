@@ -142,6 +142,8 @@ def test_a_plan_gives_up_examples_then_channels_then_checkpoints(monkeypatch):
     assert sizes == sorted(sizes, reverse=True)
     assert fits[0].channels == 12
     assert fits[-1] == Plan(1, 1, 1)
+    monkeypatch.setattr(budget, "BUDGET", 1e12)
+    assert plan([many], 10**18, 10**18).channels == 128  # found without trying, or listing, every number
     monkeypatch.setattr(budget, "BUDGET", 1e3)
     with pytest.raises(cs.UserError, match="report fewer runs"):
         plan([many], 8, 12)

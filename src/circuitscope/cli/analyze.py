@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from circuitscope.errors import Stopped, UserError
+
 if TYPE_CHECKING:
     from circuitscope.runs.run import Run
     from circuitscope.viz.registry import Said
@@ -98,8 +100,7 @@ def analyze(
     try:
         _analyze(chosen, asked, induction, everything, steps, sequences)
     except KeyboardInterrupt:
-        typer.echo("circuitscope: stopped; what is done is kept and will be used again", err=True)
-        raise typer.Exit(130) from None
+        raise Stopped("stopped; what is done is kept and will be used again") from None
 
 
 def _analyze(
@@ -120,13 +121,13 @@ def _analyze(
         _print(heading(run, choose_steps(steps, saved_steps(run)), sequences))
         if ended := state(run):
             _print(f"the run is not finished: {ended}")
-        names = []
-        for name in ANALYSES:
-            why = refusal(name, run) if name in added - asked else ""
-            if why and everything:
+        refused = {name: why for name in ANALYSES if name in asked | added and (why := refusal(name, run))}
+        names = [name for name in ANALYSES if name in asked | added and name not in refused]
+        if not names:
+            raise UserError(f"{run.path}: {next(iter(refused.values()))}")
+        for name, why in refused.items():
+            if everything or name in asked:
                 _print(f"{name} is left out: {why}")
-            if not why and name in asked | added:
-                names.append(name)
         with watching() as progress:
             found.append(analysis_results(run, names, steps=steps, sequences=sequences, progress=progress))
         for name in names:

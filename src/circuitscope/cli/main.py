@@ -1,19 +1,37 @@
 """The `circuitscope` program: gathers the commands and turns errors into one line and an exit code."""
 
-import atexit
-import errno
-import os
-import sys
-import threading
-import warnings
-from typing import Any, NoReturn
+from circuitscope.cli import interrupts
 
-import typer
+with interrupts.leaving_at_once():
+    import atexit
+    import errno
+    import os
+    import sys
+    import threading
+    import warnings
+    from typing import Any, NoReturn
 
-from circuitscope.cli import analyze, doctor, models, phi, plot, probe, report, runs, sweep, tasks, train, usage, zoom
-from circuitscope.errors import RunFailed, UserError, escaped
+    import typer
 
-_UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    from circuitscope.cli import (
+        analyze,
+        doctor,
+        models,
+        phi,
+        plot,
+        probe,
+        report,
+        runs,
+        sweep,
+        tasks,
+        train,
+        usage,
+        zoom,
+    )
+    from circuitscope.cli.streams import kept_streams
+    from circuitscope.errors import RunFailed, Stopped, UserError, escaped
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 app = typer.Typer(
     name="circuitscope",
@@ -25,7 +43,7 @@ app = typer.Typer(
     help="Train sequence models on recall tasks, save every stage, and read circuits out of it.",
     epilog="Start with: [bold]circuitscope train --save-every 100[/bold]. "
     "COMMAND --help explains a command; --debug shows the traceback of an error. "
-    "Exit codes: 0 done, 1 a run failed, 2 bad input.",
+    "Exit codes: 0 done, 1 a run failed or its output could not be written, 2 bad input, 130 stopped by Ctrl-C.",
 )
 app.command("train")(train.train)
 app.command("analyze")(analyze.analyze)
@@ -51,16 +69,30 @@ def command() -> NoReturn:
         main()
     except SystemExit as end:
         code = end.code
+    except KeyboardInterrupt:  # a second one, while the first was being answered
+        code = interrupts.CODE
+    interrupts.no_more_tracebacks()
     waited_for = [t for t in threading.enumerate() if t is not threading.current_thread() and not t.daemon]
     if waited_for or not (code is None or isinstance(code, int)):
         sys.exit(code)
     atexit._run_exitfuncs()
-    os._exit(_written(code or 0))
+    try:
+        sys.stdout.flush()
+    except (OSError, AttributeError):  # what an exit function printed; None where there is no output
+        pass
+    os._exit(code or 0)
 
 
 def main() -> NoReturn:
     """Runs the command line's words and exits with its code."""
-    sys.exit(_written(_run()))
+    with kept_streams() as streams:
+        code = _run()
+        error = streams.flush()
+        if error is not None and not code:
+            code = 1
+            if not isinstance(error, BrokenPipeError):
+                _print_error(f"cannot write the output: {error.strerror}; apart from that, the command ran to its end")
+    sys.exit(code)
 
 
 def _run() -> int:
@@ -74,33 +106,48 @@ def _run() -> int:
     warnings.showwarning = _print_warning
     try:
         code = app(args=[] if wants_help else args, standalone_mode=False)
+        if code == interrupts.CODE:  # so Typer answers Ctrl-C
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
         message = usage.told(error)
         if message:
             _print_error(message)
         return 0 if wants_help else 2
-    except typer.Abort:
-        return 130
+    except (typer.Abort, KeyboardInterrupt):
+        print(interrupts.LINE, file=sys.stderr, flush=True)
+        return interrupts.CODE
+    except Stopped as stop:
+        _print_error(str(stop))
+        return stop.exit_code
     except (UserError, RunFailed) as error:
         if debug:
             raise
         _print_error(str(error))
         return 2 if isinstance(error, UserError) else 1
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _UNWRITABLE:
-            return _cannot_write(error)
         if debug:
             raise
-        if isinstance(error, MemoryError):
-            _print_error(f"out of memory: {error}; ask for less, for example with fewer --sequences")
-            return 1
-        from circuitscope.registry import outside_module  # not needed for help
+        return _unexpected(error)
 
+
+def _unexpected(error: Exception) -> int:
+    """One line on an error that nobody expected: a full disk, too little memory, a bug here or in another package."""
+    from circuitscope.memory import ran_out  # not needed for help
+    from circuitscope.registry import outside_module
+
+    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+        _print_error(f"cannot write {error.filename or 'a file'}: {error.strerror}")
+    elif ran_out(error):
+        _print_error(
+            f"out of memory: {error}; use less: fewer --sequences or --examples, and for training a smaller"
+            " --batch-size, --length, --d-model or --vocab-size"
+        )
+    else:
         module = outside_module(error)
         whose = f"in {module}, which another package brings" if module else "this is a bug"
         _print_error(f"{type(error).__name__}: {error} ({whose}; --debug shows where)")
-        return 1
+    return 1
 
 
 def _print_warning(
@@ -113,25 +160,5 @@ def _print_warning(
         print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=file or sys.stderr)
 
 
-def _written(code: int) -> int:
-    """The exit code once all that was printed is written: 1, after one line, where that is impossible."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        return code or _cannot_write(error)
-    return code
-
-
-def _cannot_write(error: OSError) -> int:
-    """One line on output that cannot be written, none where its reader has gone; what is left of it is dropped."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if not isinstance(error, BrokenPipeError):
-        _print_error(f"cannot write {error.filename or 'the output'}: {error.strerror}")
-    return 1
-
-
 def _print_error(message: str) -> None:
-    try:
-        print("circuitscope: " + escaped(" ".join(message.split())), file=sys.stderr, flush=True)
-    except OSError:  # then the exit code says it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    print("circuitscope: " + escaped(" ".join(message.split())), file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ def list_models(
 
     from circuitscope import models
     from circuitscope.errors import UserError
-    from circuitscope.models.accounting import parameters, state_size, training_flops_per_token
+    from circuitscope.models.accounting import parameters, state_size, training_flops_per_token, without_weights
     from circuitscope.models.presets import PRESETS
 
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -36,7 +36,8 @@ def list_models(
     for name, preset in PRESETS.items():
         options = {} if layers is None else {"n_layers": layers}
         try:
-            model = models.model(name, d_model=d_model, max_length=length, **options)
+            with without_weights():
+                model = models.model(name, d_model=d_model, max_length=length, **options)
         except UserError as error:
             impossible.append(error)
             table.add_row(name, "–", "–", "–", f"not possible here: {error}")
@@ -69,7 +70,12 @@ def hooks(
     from rich.text import Text
 
     from circuitscope import models
+    from circuitscope.memory import check_fits
+    from circuitscope.models.accounting import parameters, without_weights
 
+    with without_weights():
+        size = 4 * parameters(models.model(name, d_model=d_model)).total
+    check_fits(size, torch.device("cpu"), f"a model of width {d_model:,}", "use a smaller --d-model")
     model = models.model(name, d_model=d_model).eval()
     tokens = torch.zeros(1, 2, dtype=torch.long)
     with torch.no_grad():

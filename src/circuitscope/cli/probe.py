@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from circuitscope.cli.table import print_table
-from circuitscope.errors import escaped
+from circuitscope.errors import Stopped, escaped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,8 +62,7 @@ def probe(
     try:
         _probe(run, probes, steps, hooks, sequences, causal, directions, out, data)
     except KeyboardInterrupt:
-        typer.echo("circuitscope: stopped; what is done is kept and will be reused", err=True)
-        raise typer.Exit(130) from None
+        raise Stopped("stopped; what is done is kept and will be reused") from None
 
 
 def _probe(

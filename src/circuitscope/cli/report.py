@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from circuitscope.errors import Stopped
+
 
 def report(
     runs: Annotated[
@@ -42,7 +44,6 @@ def report(
                 runs or None, steps=steps, examples=examples, channels=channels, sequences=sequences, progress=progress
             )
     except KeyboardInterrupt:
-        typer.echo("circuitscope: stopped; what was analyzed is kept and will be reused", err=True)
-        raise typer.Exit(130) from None
+        raise Stopped("stopped; what was analyzed is kept and will be reused") from None
     path = made.save(out)
     print(f"{escaped(path)} ({path.stat().st_size / 1e6:.1f} MB): open it in a browser")

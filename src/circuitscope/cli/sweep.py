@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from circuitscope.errors import Stopped, UserError
+
 if TYPE_CHECKING:
     from circuitscope.sweeps.sweep import Sweep
 
@@ -44,7 +46,7 @@ def sweep(
     from circuitscope.sweeps.sweep import Sweep
 
     if sum([pause, go_on, dry_run, trial is not None]) > 1:
-        raise typer.BadParameter("give one of --pause, --continue, --dry-run and --trial")
+        raise UserError("give one of --pause, --continue, --dry-run and --trial")
     found = Sweep.open(grid, runs)
     if pause or go_on:
         count = found.hold(still=pause)
@@ -84,14 +86,9 @@ def _one(found: "Sweep", digest: str) -> None:
 
     from circuitscope.progress import watching
     from circuitscope.sweeps.executor import Job, run_job
-    from circuitscope.training.trainer import Interrupted
 
     trial = found.grid.trial(digest)
-    try:
-        row = run_job(Job.of(trial, found.grid, found.runs), watching(sys.stdout, stays=True))
-    except Interrupted as stop:
-        print(f"circuitscope: {stop}", file=sys.stderr)
-        raise typer.Exit(stop.exit_code) from None
+    row = run_job(Job.of(trial, found.grid, found.runs), watching(sys.stdout, stays=True))
     print(f"{trial.label}: {_outcome(row)}")
     if row["state"] == "failed":
         raise typer.Exit(1)
@@ -120,10 +117,11 @@ def _all(found: "Sweep", jobs: int | None, minutes: float | None) -> None:
     left = len(found.missing)
     failed = [row for row in ended if row["state"] == "failed"]
     print(f"{every - left} of {every} trials done{f', {len(failed)} failed' if failed else ''}; {found.results.path}")
-    if left:
-        print(f"{left} left: the same command goes on with them")
+    again = f"{left} left: the same command goes on with them"
     if stopped:
-        raise typer.Exit(130)
+        raise Stopped(f"stopped; {again}")
+    if left:
+        print(again)
     if failed:
         raise typer.Exit(1)
 

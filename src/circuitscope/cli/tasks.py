@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from circuitscope.cli.table import print_table
+from circuitscope.errors import UserError
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from circuitscope.tasks import Batch, Role
 
 app = typer.Typer(no_args_is_help=False, help="List the tasks, or show an example of one.")
+
+
+_LONGEST = 100_000  # tokens in an example that is printed
 
 
 @app.callback(invoke_without_command=True)
@@ -54,7 +58,10 @@ def show(
 
     cls = tasks.TASKS[name]
     given = {key: value for key, value in {"length": length, "pairs": pairs}.items() if value is not None}
-    batch = tasks.task(name, **(dict(cls.small) | given | parse_assignments(assign or []))).batch(step, size=count)
+    shown = tasks.task(name, **(dict(cls.small) | given | parse_assignments(assign or [])))
+    if shown.max_length > _LONGEST:
+        raise UserError(f"examples of more than {_LONGEST:,} tokens are not printed, got {shown.max_length:,}")
+    batch = shown.batch(step, size=count)
     console = Console(highlight=False)
     console.print(f"[bold]{name}[/bold]: {_about(cls)}")
     for row in range(count):

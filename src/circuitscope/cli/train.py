@@ -180,7 +180,8 @@ def train(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved config and stop.", rich_help_panel=_RUN)
+        bool,
+        typer.Option("--dry-run", help="Check everything, print the resolved config and stop.", rich_help_panel=_RUN),
     ] = False,
     fields: Annotated[
         bool,
@@ -279,21 +280,21 @@ def _run(
         )
     config = None if resumed is not None else _config(path, given, assign)
     if dry_run and config is not None:
+        from circuitscope.runs.run import check_free
+        from circuitscope.training.feasible import check_feasible
+
+        check_free(name, root)
+        check_feasible(config)
         print(config.dump(), end="")
         return
     from circuitscope import api  # after the config is known to be good: this brings TransformerLens, seconds of it
     from circuitscope.progress import watching
-    from circuitscope.training.trainer import Interrupted
 
     progress = watching(sys.stdout, stays=True)
-    try:
-        if resumed is not None:
-            run = api.resume(resumed, progress=progress)
-        else:
-            run = api.train(config, root=root, name=name, progress=progress)
-    except Interrupted as stop:
-        print(f"circuitscope: {escaped(stop)}", file=sys.stderr)
-        raise typer.Exit(stop.exit_code) from None
+    if resumed is not None:
+        run = api.resume(resumed, progress=progress)
+    else:
+        run = api.train(config, root=root, name=name, progress=progress)
     _summary(run)
 
 

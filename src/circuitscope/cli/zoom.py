@@ -24,6 +24,7 @@ def zoom(
     Training starts again from the nearest resume point and makes the same updates; wherever the run had
     saved a checkpoint, the weights are compared bit by bit. New checkpoints join the run's own.
     """
+    from circuitscope.analysis.checkpoints.runner import check_sequences
     from circuitscope.cli.analyze import analyze
     from circuitscope.errors import escaped
     from circuitscope.progress import watching
@@ -31,6 +32,7 @@ def zoom(
     from circuitscope.zoom import zoom_in
 
     chosen = Run(run) if run is not None else newest_run()
+    check_sequences(chosen, sequences)  # before the stretch is repeated
     found = zoom_in(chosen, first=first, last=last, every=every, progress=watching())
     for line in found.sentences():
         print(escaped(line))

@@ -17,7 +17,9 @@ class TrainConfig(Section):
     steps: Annotated[int, Unit("steps")] = Field(
         default=1500, ge=1, lt=10**8, description="optimizer steps of the whole run"
     )
-    batch_size: Annotated[int, Unit("examples")] = Field(default=64, ge=1, description="examples in each step's batch")
+    batch_size: Annotated[int, Unit("examples")] = Field(
+        default=64, ge=1, lt=2**31, description="examples in each step's batch"
+    )
     lr: float = Field(default=1e-3, gt=0, description="peak learning rate, which the warmup ends at")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant",
@@ -68,7 +70,7 @@ class TrainConfig(Section):
         default=8, ge=1, description="held-out batches per evaluation, each time the same ones"
     )
     eval_batch_size: Annotated[int, Unit("examples")] = Field(
-        default=64, ge=1, description="examples in each held-out batch"
+        default=64, ge=1, lt=2**31, description="examples in each held-out batch"
     )
     log_every: Annotated[int, Unit("steps")] = Field(
         default=10, ge=1, description="steps between rows of metrics.jsonl on the training loss"
@@ -98,7 +100,7 @@ class TrainConfig(Section):
         default="auto", description="where to train; auto: CUDA if there is one, else Apple's GPU (mps), else the CPU"
     )
     threads: Annotated[int | None, Unit("threads"), DefaultBy("none: torch's choice")] = Field(
-        default=None, ge=1, le=4096, description="CPU threads"
+        default=None, ge=1, le=1024, description="CPU threads"
     )
     precision: Annotated[
         Literal["auto", "float32", "bfloat16"], DefaultBy("auto: bfloat16 autocast on CUDA, float32 elsewhere")

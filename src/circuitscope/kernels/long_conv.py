@@ -15,6 +15,7 @@ from numba import prange
 from torch import Tensor
 
 from circuitscope.kernels.numba_simd import LANES, kernel, load, pad_last, splat, store, task
+from circuitscope.kernels.opaque import opaque
 
 DIRECT_TAPS = 512  # about where the FFT catches up: the loop grows with the square of the length
 _BLOCK = 64  # channels per task
@@ -74,6 +75,7 @@ def fft_conv(
     return y
 
 
+@opaque
 def direct_conv(
     u: Float[Tensor, "batch pos channel"],
     kernel: Float[Tensor, "channel lag"],

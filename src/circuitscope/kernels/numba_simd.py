@@ -14,7 +14,9 @@ import logging
 import operator
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import llvmlite.ir as ir  # type: ignore[import-untyped]
@@ -25,6 +27,9 @@ from numba.core import cgutils, types
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 from torch import Tensor
+
+from circuitscope.kernels import forks
+from circuitscope.kernels.opaque import opaque
 
 LANES = 8
 
@@ -66,16 +71,26 @@ def serial(function: Callable[..., None]) -> Callable[..., None]:
 def kernel(function: Callable[..., None]) -> Callable[..., None]:
     """Compile a function with a `numba.prange` over tasks and keep the machine code on disk.
 
-    Each call uses as many threads as torch does, or NUMBA_NUM_THREADS if that is fewer. The GIL is
-    held meanwhile, so two Python threads never launch at once.
+    Each call uses as many threads as torch does, or NUMBA_NUM_THREADS if that is fewer; one, in a process that was
+    forked from one with threads (circuitscope.kernels.forks). The GIL is held meanwhile, so two Python threads never
+    launch at once.
     """
     function = _as_written(function)
-    try:
-        compiled = numba.njit(parallel=True, cache=True, fastmath=FASTMATH)(function)
-    except RuntimeError:  # no writable place for a cache
-        compiled = numba.njit(parallel=True, fastmath=FASTMATH)(function)
+    compiled = _compiled(function, parallel=True)
 
+    @cache
+    def on_one_thread() -> Any:
+        return _compiled(_renamed(function, "_on_one_thread"), parallel=False)
+
+    @opaque
     def launch(*args: Any) -> None:
+        if forks.threads_left_behind():
+            alone = on_one_thread()
+            if not alone.signatures:
+                _say_once_if_compiling(alone)
+            alone(*args)
+            return
+        forks.computing()
         _prefer_openmp()
         if not compiled.signatures:
             _say_once_if_compiling(compiled)
@@ -86,6 +101,22 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
             torch.set_num_threads(threads)
 
     return launch
+
+
+def _compiled(function: Any, parallel: bool) -> Any:
+    try:
+        return numba.njit(parallel=parallel, cache=True, fastmath=FASTMATH)(function)
+    except RuntimeError:  # no writable place for a cache
+        return numba.njit(parallel=parallel, fastmath=FASTMATH)(function)
+
+
+def _renamed(function: Any, ending: str) -> Any:
+    """The same function under another name: Numba's cache knows a function by its name, not by how it is compiled."""
+    copy = FunctionType(
+        function.__code__, function.__globals__, function.__name__ + ending, function.__defaults__, function.__closure__
+    )
+    copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__ + ending
+    return copy
 
 
 def _as_written(function: Callable[..., Any]) -> Any:

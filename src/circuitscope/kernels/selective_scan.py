@@ -31,6 +31,7 @@ from circuitscope.kernels.numba_simd import (
     store,
     task,
 )
+from circuitscope.kernels.opaque import opaque
 
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
@@ -84,6 +85,7 @@ def selective_scan_phi_reference(
 # -- the scan -----------------------------------------------------------------------------------------
 
 
+@opaque
 def selective_scan(
     x: Float[Tensor, "batch pos channel"],
     dt: Float[Tensor, "batch pos channel"],
@@ -198,6 +200,7 @@ def selective_scan_with_state_edit(
 # -- Φ ------------------------------------------------------------------------------------------------
 
 
+@opaque
 def selective_scan_phi(
     dt: Float[Tensor, "batch pos channel"],
     A: Float[Tensor, "channel state"],
@@ -219,6 +222,7 @@ def selective_scan_phi(
     return phi.to(dt.dtype)
 
 
+@opaque
 @torch.no_grad()
 def selective_scan_phi_profile(
     dt: Float[Tensor, "batch pos channel"],

@@ -38,6 +38,7 @@ from circuitscope.kernels.numba_simd import (
     task,
     vector,
 )
+from circuitscope.kernels.opaque import opaque
 
 _LOG2_E = np.float32(1.4426950408889634)
 _NONE = -1e30  # the running maximum before the first position: below any k, and finite
@@ -170,6 +171,7 @@ def _split(x: Float[Tensor, "*shape"], dtype: torch.dtype) -> tuple[Float[Tensor
 # -- the fast path --------------------------------------------------------------------------------------
 
 
+@opaque
 def wkv(
     w: Float[Tensor, " channel"],
     u: Float[Tensor, " channel"],

@@ -32,7 +32,7 @@ class HyenaConfig(MixerConfig):
     )
     filter_width: Annotated[int, Unit("channels")] = Field(default=64, ge=1, description="width of the filter's MLP")
     filter_layers: Annotated[int, Unit("layers")] = Field(
-        default=2, ge=0, description="inner layers of the filter's MLP"
+        default=2, ge=0, le=1024, description="inner layers of the filter's MLP"
     )
     frequency: float = Field(default=1.0, gt=0, description="initial frequency of the MLP's sines")
 

@@ -1,8 +1,10 @@
 """The interface of every token mixer: z = Φ(x) · v(x), y = Out(z, x), with Φ [batch, unit, dest, src]."""
 
-from typing import ClassVar, Protocol, runtime_checkable
+import math
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Float
+from pydantic import field_validator
 from torch import Tensor, nn
 
 from circuitscope.errors import UserError
@@ -21,6 +23,13 @@ class MixerConfig(Section):
     positions_inside: ClassVar[frozenset[str]] = frozenset()  # positional encodings that the mixer applies itself
     default_init: ClassVar[str] = "native"
     name: str
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _of_a_size_that_can_be_built(cls, value: Any) -> Any:
+        if isinstance(value, int) and value > 2**20:
+            raise ValueError("expected at most 2^20 = 1,048,576")
+        return value
 
     @property
     def phi_in_passing(self) -> bool:
@@ -87,5 +96,6 @@ class HeadWeights(Protocol):
 def check_divides(name: str, value: int, what: str, whole: int, instead: str = "") -> None:
     """Refuses a size that does not divide another, and names the nearest size that does."""
     if whole % value:
-        nearest = min((n for n in range(1, whole + 1) if whole % n == 0), key=lambda n: abs(n - value))
+        small = [n for n in range(1, math.isqrt(whole) + 1) if whole % n == 0]
+        nearest = min(sorted([*small, *(whole // n for n in small)]), key=lambda n: abs(n - value))
         raise UserError(f"{name} must divide {what}, got {value}; nearest: {nearest}{instead}")

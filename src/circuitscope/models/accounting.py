@@ -1,10 +1,24 @@
 """What a model costs: parameters, recurrent state and training FLOPs, all counted and not measured."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
+from circuitscope.errors import UserError
 from circuitscope.models.hooked_lm import HookedLM
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Models that are made inside have shapes but take no memory; sizes that no model can have are refused."""
+    try:
+        with torch.device("meta"):
+            yield
+    except (RuntimeError, OverflowError) as error:
+        raise UserError(f"a model of these sizes cannot be built: {str(error).splitlines()[0]}") from None
 
 
 class Parameters(NamedTuple):

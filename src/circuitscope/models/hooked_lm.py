@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from circuitscope.errors import UserError
 from circuitscope.hooks import hook
+from circuitscope.kernels import forks
 from circuitscope.lens import (
     Cache,
     HookedRootModule,
@@ -69,6 +70,7 @@ class HookedLM(HookedRootModule):
     def __init__(self, config: ModelConfig, seed: int = 0):
         super().__init__()
         self.config = config
+        forks.computing()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._build(config)

@@ -229,6 +229,24 @@ def newest_run(root: str | Path | None = None) -> Run:
     return found[-1]
 
 
+def check_free(name: str | None, root: str | Path | None = None) -> None:
+    """Refuses a name that no new run can have; without a name there is always one."""
+    _check_text(runs_root(root))
+    if name is None:
+        return
+    if not (re.fullmatch(r"[^/\\.][^/\\]*", name) and name.isprintable() and name.strip()):
+        raise UserError(
+            f"a run's name is one folder name of printable characters that does not start with a dot, got {shown(name)}"
+        )
+    path = runs_root(root) / name
+    try:
+        exists = path.exists()
+    except OSError as error:
+        raise UserError(f"cannot create a run in {path.parent}: {error.strerror}") from None
+    if exists:
+        raise UserError(f"{path} exists already; resume it with --resume {path}, or give another --name")
+
+
 def create_run(
     config: RunConfig, *, root: str | Path | None = None, name: str | None = None, **environment: Any
 ) -> Run:
@@ -236,18 +254,10 @@ def create_run(
 
     By default its name is MIXER-TASK-NUMBER with the next free number. It never touches an existing run.
     """
+    check_free(name, root)
     folder = runs_root(root)
-    if name is not None and not (re.fullmatch(r"[^/\\.][^/\\]*", name) and name.isprintable() and name.strip()):
-        raise UserError(
-            f"a run's name is one folder name of printable characters that does not start with a dot, got {shown(name)}"
-        )
-    _check_text(folder / (name or ""))
     temporary = folder / f".new-{os.getpid()}-{time.time_ns()}"
     try:
-        if name is not None and (folder / name).exists():
-            raise UserError(
-                f"{folder / name} exists already; resume it with --resume {folder / name}, or give another --name"
-            )
         temporary.mkdir(parents=True)
         (temporary / "checkpoints").mkdir()
         (temporary / "resume").mkdir()

@@ -11,16 +11,23 @@ from numbers import Integral
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from circuitscope.errors import UserError, shown, unknown
+from circuitscope.memory import check_fits
 from circuitscope.registry import Registry
 from circuitscope.section import Section, Unit
 from circuitscope.tasks.batch import Batch
 from circuitscope.tasks.roles import Role
 from circuitscope.tasks.streams import I64, order, stream_key, words
+
+_LARGE = 1 << 22  # of so many positions or examples it is worth asking whether they fit into memory
+_KEPT = 17  # bytes per position of a batch: token, label and role
+_DRAWN, _ROWS_AT_ONCE = 48, 2048  # bytes per position while so many rows of a batch are drawn, about
+_BYTES_PER_EXAMPLE = 32  # while the order of the examples is drawn
 
 Split = Literal["train", "validation", "test"]
 Inputs = Literal["tokens", "vectors"]
@@ -134,12 +141,26 @@ class Task(Section):
         step, size = int(step), int(size)
         if step < 0 or size < 1 or step * size + size >= 2**63:
             raise UserError(f"batch needs step >= 0, size >= 1 and step · size < 2^63, got step {step} and size {size}")
+        self._check_memory(size, split)
         key = stream_key(self.name, self.version, split, 0 if seed is None else seed)
         index = step * size + np.arange(size, dtype=np.int64)
         if self.examples is not None and split == "train":
             epoch, place = np.divmod(index, self.examples)
             index = np.concatenate([_shuffled(key, int(e), self.examples)[place[epoch == e]] for e in np.unique(epoch)])
         return self.generate(key, index)
+
+    def _check_memory(self, size: int, split: Split) -> None:
+        """Refuses a batch, or an order of the training examples, that memory cannot hold."""
+        cpu = torch.device("cpu")
+        if size * self.max_length > _LARGE:
+            what = f"a batch of {size:,} sequences of length {self.max_length:,}"
+            need = (_KEPT * size + _DRAWN * min(size, _ROWS_AT_ONCE)) * self.max_length
+            check_fits(need, cpu, what, "use fewer or shorter sequences")
+        if split == "train" and (self.examples or 0) > _LARGE:
+            what = f"the order of {self.examples:,} training examples"
+            check_fits(
+                _BYTES_PER_EXAMPLE * (self.examples or 0), cpu, what, "use fewer examples, or none: never repeat"
+            )
 
     def describe(self) -> dict[str, Any]:
         """The config as plain data."""

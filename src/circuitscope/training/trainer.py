@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 import torch
 
 from circuitscope.config import RunConfig
-from circuitscope.errors import RunFailed
+from circuitscope.errors import RunFailed, Stopped
+from circuitscope.memory import ran_out
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.progress import Progress, Silent
 from circuitscope.runs.checkpoints import CheckpointWriter
@@ -28,19 +29,17 @@ from circuitscope.runs.metrics import MetricsLog, read_metrics
 from circuitscope.runs.run import Run, RunState, create_run
 from circuitscope.tasks import Batch, Split
 from circuitscope.training.device import autocast, choose_device, set_up
-from circuitscope.training.optimizer import lr_factors, make_optimizer, moments_of, restore_moments
+from circuitscope.training.feasible import check_feasible
+from circuitscope.training.optimizer import make_optimizer, moments_of, restore_moments
 from circuitscope.training.schedule import learning_rate, saves_checkpoint, saves_resume_point
-from circuitscope.training.trackers import Trackers, check_trackers
+from circuitscope.training.trackers import Trackers
 
 
 def train(
     config: RunConfig, *, root: str | Path | None = None, name: str | None = None, progress: Progress | None = None
 ) -> Run:
     """Trains a new run from its config and returns it."""
-    device = choose_device(config.train.device)
-    check_trackers(config)
-    with torch.device("meta"):
-        lr_factors(HookedLM(config.model), config.train)  # impossible sizes and names fail here, before there is a run
+    device = check_feasible(config)
     threads = config.train.threads or torch.get_num_threads()
     run = create_run(config, root=root, name=name, device=device.type, threads=threads, wandb_id=secrets.token_hex(8))
     _train(run, config, device, progress or Silent())
@@ -68,12 +67,8 @@ def resume(run: Run, *, progress: Progress | None = None) -> Run:
     return run
 
 
-class Interrupted(Exception):
+class Interrupted(Stopped):
     """SIGTERM or Ctrl-C arrived. The run was saved and can be resumed."""
-
-    def __init__(self, message: str, signum: int):
-        super().__init__(message)
-        self.exit_code = 128 + signum
 
 
 class Diverged(RunFailed):
@@ -93,16 +88,20 @@ def _train(run: Run, config: RunConfig, device: torch.device, progress: Progress
     except Diverged as error:
         _try_status(run, "diverged", trainer.step, str(error))
         raise
+    except KeyboardInterrupt:  # the second signal, which does not wait for the end of a step
+        again = f"continue with: circuitscope train --resume {shlex.quote(str(run.path))}"
+        message = f"stopped at once at step {trainer.step}, with nothing more saved; {again}"
+        _try_status(run, "stopped", trainer.step, message)
+        raise Interrupted(message, 128 + (trainer.caught or [signal.SIGINT])[0]) from None
     except BrokenPipeError:
         _try_status(run, "stopped", trainer.step, "the program that read the output has ended")
         raise
-    except (RunFailed, OSError) as error:
-        message = str(error) if isinstance(error, RunFailed) else f"cannot write to {run.path}: {error.strerror}"
-        _try_status(run, "failed", trainer.step, message)
-        raise RunFailed(f"{message} (last checkpoint: step {max(run.steps, default='none')})") from error
     except BaseException as error:
-        _try_status(run, "failed", trainer.step, f"{type(error).__name__}: {error}")
-        raise
+        why = _why_it_failed(error, run)
+        _try_status(run, "failed", trainer.step, why or f"{type(error).__name__}: {error}")
+        if not why:
+            raise
+        raise RunFailed(f"{why} (last checkpoint: step {max(run.steps, default='none')})") from error
     finally:
         lock.release()
 
@@ -182,7 +181,7 @@ class Trainer:
         raise Interrupted(
             f"stopped by {signal.Signals(self.caught[0]).name} at step {self.step};"
             f" continue with: circuitscope train --resume {shlex.quote(str(self.run.path))}",
-            self.caught[0],
+            128 + self.caught[0],
         )
 
     @torch.enable_grad()
@@ -301,6 +300,17 @@ def _catch_signals() -> Iterator[list[int]]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+def _why_it_failed(error: BaseException, run: Run) -> str:
+    """What a person can do something about, in one sentence; "" for a bug."""
+    if isinstance(error, RunFailed):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"cannot write to {run.path}: {error.strerror}"
+    if ran_out(error):
+        return f"out of memory: {error}; use a smaller batch_size, eval_batch_size, length, d_model or vocab_size"
+    return ""
 
 
 def _try_status(run: Run, state: RunState, step: int, message: str) -> None:

@@ -361,3 +361,11 @@ def test_states_can_be_patched_one_position_at_a_time():
     moved = table.set_index("position").moved
     assert moved[0] == pytest.approx(0, abs=1e-9)  # no value before
     assert moved[5] != pytest.approx(0, abs=1e-6)  # after all values the state holds all there is to know
+
+
+def test_attribution_patching_works_under_inference_mode():
+    model = build()
+    expected = effects(attribution_patching(model, SMALL))
+    with torch.inference_mode():
+        batch = replace(SMALL, tokens=SMALL.tokens.clone())
+        assert effects(attribution_patching(model, batch)) == pytest.approx(expected, nan_ok=True)

@@ -189,3 +189,13 @@ def test_bad_requests_are_refused_in_one_line():
     with pytest.raises(UserError, match="layer must be from 0 to 1, got -3"):
         gradient_reach(model, TOKENS, -3)
     assert layer_index(model, -2) == 0
+
+
+def test_it_works_under_inference_mode_and_refuses_a_model_made_there():
+    model = build("mamba", torch.float32)
+    expected = gradient_reach(model, TOKENS, 0).squared
+    with torch.inference_mode():
+        assert torch.equal(gradient_reach(model, TOKENS.clone(), 0).squared, expected)
+        made_there = cs.model("attention", d_model=SIZE, vocab_size=20, max_length=8)
+        with pytest.raises(UserError, match=r"made under torch\.inference_mode"):
+            gradient_reach(made_there, TOKENS, 0)

@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from circuitscope.analysis.reading.gradients import with_gradients
 from circuitscope.analysis.reading.hooked import (
     Hooks,
     is_matrix,
@@ -61,13 +62,14 @@ class Twins:
 
     def part(self, rows: slice) -> "Twins":
         """The twins of some sequences."""
-        return Twins(*(x[rows] for x in self._fields()))
+        return Twins(*(x[rows] for x in self.fields()))
 
     def on_device_of(self, model: HookedModel) -> "Twins":
         """The twins on the device of the model's parameters."""
-        return Twins(*(on_device_of(model, x) for x in self._fields()))
+        return Twins(*(on_device_of(model, x) for x in self.fields()))
 
-    def _fields(self) -> tuple[Tensor, ...]:
+    def fields(self) -> tuple[Tensor, ...]:
+        """All tensors."""
         return self.clean, self.exchanged, self.pos, self.right, self.other, self.asked
 
 
@@ -231,7 +233,8 @@ def _gradients(
 
         return keep
 
-    with torch.enable_grad():
+    with with_gradients(model):
+        twins = Twins(*(x.clone() for x in twins.fields()))
         low = _difference(model, twins.exchanged, twins, [(name, keeps(name)) for name in names])
         found = torch.autograd.grad(low.sum(), [live[name] for name in names], allow_unused=True)
     slopes = {n: torch.zeros_like(live[n]) if g is None else g for n, g in zip(names, found, strict=True)}

@@ -19,7 +19,7 @@ from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.registry import SCORES
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel
-from circuitscope.memory import keep_freed_memory
+from circuitscope.memory import check_fits, keep_freed_memory
 from circuitscope.models.dtype import default_dtype
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.progress import Progress, Silent
@@ -130,10 +130,19 @@ def circuits(
 
 def held_out(run: Run, sequences: int = SEQUENCES) -> HeldOut:
     """The held-out sequences on which a run is analyzed; they come from its test split, which training never sees."""
-    if sequences < 2:
-        raise UserError(f"sequences must be at least 2 for a standard error, got {sequences}")
+    check_sequences(run, sequences)
     config = run.config
     return HeldOut(config.task, longest=config.model.max_length, sequences=sequences, seed=config.train.batch_seed)
+
+
+def check_sequences(run: Run, sequences: int) -> None:
+    """Refuses too few sequences, and more than memory holds: a mask of edges, and what one layer makes of them."""
+    if sequences < 2:
+        raise UserError(f"sequences must be at least 2 for a standard error, got {sequences}")
+    length, model = run.config.task.max_length, run.config.model
+    per_position = length + 4 * model.d_model * (2 + (model.mlp_ratio if model.state_mixer == "mlp" else 0))
+    what = f"an analysis on {sequences:,} sequences of length {length:,}"
+    check_fits(sequences * length * per_position, torch.device("cpu"), what, "use fewer --sequences")
 
 
 def over_checkpoints(

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from circuitscope.analysis.reading.gradients import with_gradients
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel, layer_index
@@ -63,18 +64,18 @@ def gradient_reach(
     generator = torch.Generator().manual_seed(seed)
     every = torch.arange(length)[:, None].expand(-1, batch)
     dests = every if probes is None else _spread(batch, length, probes, generator)
-    with torch.enable_grad():
-        before, after = _residuals(model, tokens, layer, dests)
-    total = torch.zeros(batch, length, dtype=torch.float64, device=before.device)
-    count = torch.zeros_like(total)
-    for dest, out in zip(dests, after, strict=True):
-        src = (dest[:, None] - torch.arange(length)).to(total.device)
-        seen = (src >= 0) & (dest[:, None] >= 0).to(total.device)
-        vectors = _unit_vectors(out) if probes is None else [_random_signs(out, generator)]
-        for vector in vectors:
-            (gradient,) = torch.autograd.grad(out, before, vector, retain_graph=True)
-            total += gradient.double().square().sum(-1).gather(1, src.clamp(min=0)) * seen
-        count += seen
+    with with_gradients(model):
+        before, after = _residuals(model, tokens.clone(), layer, dests.clone())
+        total = torch.zeros(batch, length, dtype=torch.float64, device=before.device)
+        count = torch.zeros_like(total)
+        for dest, out in zip(dests, after, strict=True):
+            src = (dest[:, None] - torch.arange(length)).to(total.device)
+            seen = (src >= 0) & (dest[:, None] >= 0).to(total.device)
+            vectors = _unit_vectors(out) if probes is None else [_random_signs(out, generator)]
+            for vector in vectors:
+                (gradient,) = torch.autograd.grad(out, before, vector, retain_graph=True)
+                total += gradient.double().square().sum(-1).gather(1, src.clamp(min=0)) * seen
+            count += seen
     return _pooled(total, count)
 
 

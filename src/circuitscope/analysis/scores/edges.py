@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from circuitscope.analysis.scores.registry import EVERYWHERE, SCORES, edge_score
-from circuitscope.errors import UserError, described, unknown
+from circuitscope.errors import UserError, described, shown, unknown
 from circuitscope.tasks import Layout, Role
 
 
@@ -147,7 +147,10 @@ def named_edges(name: str, layout: Layout) -> Edges:
         dest, src = name.split("<-", 1)
         return between_roles(layout, dest.strip(), src.strip())
     base, plus, offset = name.partition("+")
-    if plus and base in OFFSET and offset.isdecimal() and len(offset) < 10:
+    if plus and base in OFFSET and offset.isdecimal():
+        length = layout.roles.shape[1]
+        if len(offset) > len(str(length)) or int(offset) >= length:
+            raise UserError(f"{shown(name)}: an offset must be below the length of the sequences, {length}")
         return OFFSET[base](layout, int(offset))
     known = {score.name: score.edges for score in SCORES.values() if score.edges is not None}
     if name not in known:

@@ -1,6 +1,7 @@
 """How much a report shows: as many examples, units and checkpoints as fit the size of the file."""
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from circuitscope.analysis.pictures.choice import Source
@@ -40,12 +41,25 @@ class Plan:
 def plan(needs: Sequence[Need], examples: int, channels: int) -> Plan:
     """The most that fits the budget: fewer examples first, then fewer channels, then fewer checkpoints."""
     longest = max(need.steps for need in needs)
-    tries = [Plan(e, channels, longest) for e in range(examples, 0, -1)]
-    tries += [Plan(1, c, longest) for c in range(channels - 1, 0, -1)]
-    tries += [Plan(1, 1, s) for s in range(longest - 1, 0, -1)]
-    for found in tries:
-        if sum(need.bytes(found.examples, found.channels, found.steps) for need in needs) <= BUDGET:
-            return found
+    channels = min(channels, max((source.of for need in needs for source in need.sources), default=1))
+
+    def largest(most: int, plan_of: Callable[[int], Plan]) -> Plan | None:
+        """The plan with the largest number up to `most` that fits; a larger number never takes less."""
+
+        def too_large(n: int) -> bool:
+            p = plan_of(n)
+            return sum(need.bytes(p.examples, p.channels, p.steps) for need in needs) > BUDGET
+
+        found = bisect_left(range(1, most + 1), True, key=too_large)
+        return plan_of(found) if found else None
+
+    for most, plan_of in (
+        (examples, lambda e: Plan(e, channels, longest)),
+        (channels, lambda c: Plan(1, c, longest)),
+        (longest, lambda s: Plan(1, 1, s)),
+    ):
+        if fitting := largest(most, plan_of):
+            return fitting
     raise UserError(
         f"one checkpoint of these runs takes more than the {BUDGET / 1e6:.0f} MB a report has for matrices"
         f" (length {max(need.length for need in needs)}); report fewer runs at a time"

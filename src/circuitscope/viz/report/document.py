@@ -124,10 +124,10 @@ class _Section:
 
     def __init__(self, run: Run, steps: list[int], sequences: int, progress: Progress):
         self.run = run
+        self.data = held_out(run, sequences)
         self.fresh = not table_path(run, "scores", sequences).exists()
         if self.fresh:
             progress.say(f"{run.path} has no analysis yet: its scores are computed first")
-        self.data = held_out(run, sequences)
         self.found = results(run, steps, sequences, progress)
         self.scores, self.steps = self.found["scores"], self.found.steps
         self.sources = sources_of(run.config.model, self.data.own.tokens)
