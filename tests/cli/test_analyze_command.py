@@ -6,7 +6,6 @@ import sys
 import pandas as pd
 import pytest
 
-from circuitscope.analysis.checkpoints.runner import analyze as analyze_run
 from circuitscope.analysis.registry import ANALYSES, analysis, run_analysis
 from circuitscope.analysis.scores import rows as scoring
 from circuitscope.cli import main as program
@@ -17,7 +16,7 @@ from circuitscope.progress import Silent
 from circuitscope.runs.run import Run
 from circuitscope.training.trainer import Diverged, train
 from circuitscope.viz.registry import FIGURES, WORDS, TextTable, figure, words
-from circuitscope.viz.report.facts import facts
+from circuitscope.viz.report.facts import facts, results
 from circuitscope.viz.style import Sheet
 from registered import added_to
 from tiny_run import tiny
@@ -222,11 +221,11 @@ def test_a_diverged_run_with_one_evaluation_is_analyzed_as_far_as_it_goes(circui
         train(tiny(lr=1e30, clip=None), root=tmp_path / "runs", name="wild")
     code, out, _ = circuitscope("analyze", "runs/wild", "--phases", "--circuit")
     assert code == 0
-    assert "phases is left out: fewer than two evaluations" in out
+    assert "phases is left out: it was evaluated fewer than two times" in out
     assert "no recall to explain" in out
     code, _, err = circuitscope("analyze", "runs/wild", "--phases")  # nothing else is asked for
     assert (code, err.count("\n")) == (2, 1)
-    assert "fewer than two evaluations" in err
+    assert "evaluated fewer than two times" in err
 
 
 def test_no_checkpoints_and_one_checkpoint(circuitscope):
@@ -346,7 +345,7 @@ def test_the_name_of_a_run_and_what_its_files_say_reach_neither_the_terminal_nor
         assert code == 0
         assert all(line.isprintable() for line in [*out.splitlines(), *err.splitlines()]), arguments
         assert r"runs/a\u202eb" in out
-    told = facts(Run(hostile), analyze_run(hostile, sequences=16, steps=[0, 12]), 16, Silent())
+    told = facts(results(Run(hostile), [0, 12], 16, Silent()))
     for key, written in (("name", r"a\u202eb"), ("heading", r"a\u202eb"), ("state", r"\x1b[2J")):
         assert told[key].isprintable()
         assert written in told[key]

@@ -54,7 +54,6 @@ def _command(step):
         (KeyError("x"), r"^command: KeyError in"),
         (UserError(""), "empty message"),
         (UserError("1 validation error for RunConfig"), "words of another library"),
-        (UserError("a\x1b[31mb"), "control characters"),
     ],
 )
 def test_a_command_that_fails_in_a_bad_way_is_a_finding(monkeypatch, raised, group):
@@ -65,6 +64,17 @@ def test_a_command_that_fails_in_a_bad_way_is_a_finding(monkeypatch, raised, gro
     found = outcome.command(["train"])
     assert isinstance(found, Finding)
     assert re.search(group, found.group), found.group
+
+
+def test_control_characters_that_reach_the_terminal_are_a_finding(monkeypatch):
+    def app(args, standalone_mode):
+        print("circuitscope: a\x1b[31mb", file=sys.stderr)
+        return 2
+
+    monkeypatch.setattr(program, "app", app)
+    found = outcome.command(["train"])
+    assert isinstance(found, Finding)
+    assert "control characters" in found.group
 
 
 def test_a_command_that_refuses_in_one_line_is_fine_and_so_is_one_that_works():

@@ -24,7 +24,7 @@ def made_up_run(
     folder = root / name
     folder.mkdir(parents=True)
     sizes = {"length": 16, "pairs": 4, "vocab_size": 64, "d_model": 8}
-    config = RunConfig.build("attention", "mqar", **{**sizes, **options})
+    config = RunConfig.build(None if "mixers" in options else "attention", "mqar", **{**sizes, **options})
     (folder / "config.yaml").write_text(config.dump())
     rng = np.random.default_rng(len(name))
     rows: list[dict[str, Any]] = []

@@ -117,5 +117,5 @@ def test_a_score_whose_edges_are_nowhere_has_no_rows(forgotten, data):
 @pytest.mark.parametrize("offset", ["9" * 20, "9" * 5000])
 def test_edges_moved_further_than_any_sequence_is_long_are_refused(offset):
     layout = cs.task("mqar", length=16, pairs=2, vocab_size=64).batch(0, size=2).layout
-    with pytest.raises(UserError, match="unknown set of edges"):
+    with pytest.raises(UserError, match="an offset must be below the length of the sequences, 16"):
         cs.analysis.named_edges(f"recall+{offset}", layout)
