@@ -18,7 +18,7 @@ FLOORS = [  # a room imports from the floors below its own
     {"models", "tasks"},
     {"mixers"},
     {"kernels"},
-    {"errors", "explain", "section", "registry", "memory", "progress", "hooks", "lens"},
+    {"errors", "arguments", "explain", "section", "registry", "memory", "progress", "hooks", "lens"},
 ]
 SIDEWAYS = {("viz", "analysis")}
 GROUND = FLOORS[-1]

@@ -83,7 +83,7 @@ def of_exception(kind: str, error: BaseException) -> Outcome:
     if isinstance(error, UserError | RunFailed):
         return _of_message(kind, str(error), name, place(error)) or "refused"
     if isinstance(error, TypeError) and not any(
-        "/circuitscope/" in frame.filename and "/tests/" not in frame.filename
+        "/circuitscope/" in frame.filename and not re.search("/tests/|/arguments.py$", frame.filename)
         for frame in traceback.extract_tb(error.__traceback__)
     ):
         return "refused"  # by Python itself: a wrong number or name of arguments

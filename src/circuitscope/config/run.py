@@ -8,6 +8,7 @@ import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
 from circuitscope import mixers, tasks
+from circuitscope.arguments import explained
 from circuitscope.config.identity import digest
 from circuitscope.config.overrides import override, read_yaml
 from circuitscope.config.schema import VERSION, to_current
@@ -50,6 +51,7 @@ class RunConfig(Section):
         return self
 
     @classmethod
+    @explained
     def parse(cls, data: Any) -> "RunConfig":
         """Reads plain data. It has today's layout by default; the key `schema` says that it has an older one.
 
@@ -64,6 +66,7 @@ class RunConfig(Section):
             raise explain(error, cls, elsewhere=_paths()) from None
 
     @classmethod
+    @explained
     def load(cls, path: str | Path, overrides: dict[str, Any] | None = None) -> "RunConfig":
         """Reads a YAML file and applies dotted overrides. What the file does not say has its default."""
         data = read_yaml(Path(path))
@@ -88,6 +91,7 @@ class RunConfig(Section):
         return config
 
     @classmethod
+    @explained
     def build(cls, model: Any = None, task: Any = None, **options: Any) -> "RunConfig":
         """Makes a config from names and flat options; each option goes to the part that has a field of that name.
 

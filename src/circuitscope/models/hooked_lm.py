@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from circuitscope.errors import UserError
+from circuitscope.errors import UserError, described
 from circuitscope.hooks import hook
 from circuitscope.kernels import forks
 from circuitscope.lens import (
@@ -178,6 +178,8 @@ class HookedLM(HookedRootModule):
 
     def hidden(self, tokens: TokensLike, at: Int[Tensor, " label"] | None = None) -> Float[Tensor, "*lead d_model"]:
         """What the unembedding reads: the final norm's output."""
+        if at is not None and not isinstance(at, Tensor):
+            raise UserError(f"at: expected a tensor of flat positions, as batch.labelled() gives, got {described(at)}")
         out: Tensor = self.ln_final(self.layers[-1](self.stream_before(tokens, self.config.n_layers - 1), at))
         return out
 

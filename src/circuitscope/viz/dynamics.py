@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 
 from circuitscope.analysis.phases.timeline import curve_at, place_name, strongest
 from circuitscope.analysis.scores.registry import shown_in
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError
 from circuitscope.models.naming import model_name
 from circuitscope.runs.run import Run
@@ -23,6 +24,7 @@ _THIN: Any = {"lw": 0.8, "alpha": 0.45}  # training loss
 _EVERY_STEP = StepAxis()
 
 
+@explained
 def dynamics(
     runs: Sequence[Run],
     *,

@@ -6,6 +6,7 @@ from pathlib import Path
 from circuitscope.analysis.checkpoints.steps import ChosenSteps
 from circuitscope.analysis.pictures.layer import LayerPictures, Picture, UnitChoice, layer_pictures
 from circuitscope.analysis.scores.edges import named_edges
+from circuitscope.arguments import explained
 from circuitscope.runs.run import Run
 from circuitscope.viz.heatmap import Axis, heatmap
 from circuitscope.viz.scales import Panel, Scale
@@ -14,6 +15,7 @@ from circuitscope.viz.style import Sheet, written
 _MEANS = {"mean": "mean", "mean_abs": "mean |·|"}
 
 
+@explained
 def phi_figure(
     run: Run | str | Path,
     layer: int = 0,

@@ -93,7 +93,7 @@ def _spread(batch: int, length: int, probes: int, generator: torch.Generator) ->
     passes = -(-probes * length // batch)
     slots = torch.randperm(passes * batch, generator=generator)[: probes * length]
     dests = torch.full((passes * batch,), -1)
-    dests[slots] = torch.arange(length).repeat(probes)
+    dests[slots] = torch.arange(length).repeat(int(probes))
     return dests.view(passes, batch)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from circuitscope.analysis.probes.states import ReadableState, readable_state
 from circuitscope.analysis.probes.targets import ProbeExamples
 from circuitscope.analysis.reading.hooked import is_matrix, on_device_of, seen_at, slices, undisturbed
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError, unknown
 from circuitscope.lens import HookedModel
 
@@ -46,6 +47,7 @@ def matching_hooks(model: HookedModel, patterns: Sequence[str]) -> list[str]:
     return [name for name in valid if name in found]
 
 
+@explained
 def collect(
     model: HookedModel,
     tokens: Int[Tensor, "batch pos"],

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from circuitscope.analysis.probes.fitting import MODELS
 from circuitscope.analysis.probes.targets import CANDIDATES, TARGETS
+from circuitscope.arguments import explained
 from circuitscope.config import read_yaml
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.explain import explain
@@ -108,6 +109,7 @@ class Definition(Section):
             raise UserError(f"{before}{error}") from None
 
     @staticmethod
+    @explained
     def load(name: "str | Path | Definition") -> "Definition":
         """A definition by name, or from a file; "bound-key+1" is bound-key, read one position later."""
         if isinstance(name, Definition):

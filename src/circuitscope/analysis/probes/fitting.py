@@ -19,6 +19,7 @@ from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from circuitscope.analysis.probes.estimators import ALPHAS, CandidateSet, EmbeddingRidge, Floats, Ints
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError, shown, unknown
 
 Array = NDArray[Any]
@@ -99,6 +100,7 @@ def _first(left: Floats, count: int) -> Floats:
     return np.asarray(left.T[:count])
 
 
+@explained
 def fit(
     activations: ArrayLike,
     labels: ArrayLike,

@@ -23,6 +23,7 @@ from circuitscope.analysis.probes.removal import accuracy_without, mean_at, rand
 from circuitscope.analysis.probes.states import check_has_state, readable_state
 from circuitscope.analysis.probes.targets import ProbeExamples, examples_of
 from circuitscope.analysis.reading.opened import opened
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError, shown
 from circuitscope.lens import HookedModel, layer_of
 from circuitscope.models.hooked_lm import HookedLM
@@ -62,6 +63,7 @@ COLUMNS = {
 _VERSION = 1  # version of what the tables hold
 
 
+@explained
 def probe(
     run: Run | str | Path,
     definition: Definition | str | Path,
@@ -113,11 +115,13 @@ def probe(
     return frame
 
 
+@explained
 def kept_probes(run: Run | str | Path) -> dict[str, pd.DataFrame]:
     """The tables that `probe` kept of a run, by file: one for each probe and settings. Nothing is computed."""
     return kept_tables(Run.of(run), "probe-", COLUMNS)
 
 
+@explained
 def probe_model(
     model: HookedModel,
     batch: Batch,

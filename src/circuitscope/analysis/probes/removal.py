@@ -11,6 +11,7 @@ from torch import Tensor
 from circuitscope.analysis.causal.interventions import Effect, PerSequence, accuracy
 from circuitscope.analysis.probes.states import readable_state, state_at
 from circuitscope.analysis.reading.hooked import on_device_of, seen_at, slices, undisturbed
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel
 from circuitscope.mixers.reading import State
@@ -21,6 +22,7 @@ Directions = Float[Tensor, "direction feature"]
 Span = Float[Tensor, "_direction _feature"]  # each group of heads has its own sizes
 
 
+@explained
 def remove(
     model: HookedModel,
     batch: Batch,

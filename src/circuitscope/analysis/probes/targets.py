@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from circuitscope.analysis.probes.estimators import Ints
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError, unknown
 from circuitscope.registry import Registry
 from circuitscope.tasks import Batch, Role
@@ -177,8 +178,12 @@ def _pairs(batch: Batch, name: str) -> torch.Tensor:
     return batch.layout.value_pos
 
 
-def examples_of(definition: "Definition", batch: Batch) -> dict[str, ProbeExamples]:
-    """The examples that a probe has in a batch, by role."""
+@explained
+def examples_of(definition: "str | Definition", batch: Batch) -> dict[str, ProbeExamples]:
+    """The examples that a probe, given by its definition or by its name, has in a batch, by role."""
+    from circuitscope.analysis.probes.definition import Definition  # which imports this module
+
+    definition = Definition.load(definition)
     wanted = TARGETS[definition.target]
     labels, roles = wanted.labels_of(batch), batch.layout.roles.numpy()
     there = np.ones(roles.shape, dtype=bool) if wanted.kind == "vector" else labels >= 0

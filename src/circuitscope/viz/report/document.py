@@ -19,6 +19,7 @@ from circuitscope.analysis.pictures.at_checkpoints import snapshots
 from circuitscope.analysis.pictures.choice import Source, leading_score, sources_of, views
 from circuitscope.analysis.pictures.examples import ShownExamples
 from circuitscope.analysis.scores.registry import SCORES, shown_in
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError
 from circuitscope.progress import Progress, Silent
 from circuitscope.runs.run import Run, newest_run
@@ -46,6 +47,7 @@ class Report:
     runs: tuple[Run, ...]
     html: str
 
+    @explained
     def save(self, path: str | Path | None = None) -> Path:
         """Writes the report: RUN/report.html, or for several runs report.html in the folder of the first."""
         target = Path(path) if path is not None else self.runs[0].path / "report.html"
