@@ -358,3 +358,11 @@ def test_a_run_without_mixing_matrices_and_one_that_diverged_are_said_to_be_so(c
     Run("runs/lstm").write_status("diverged", 1, "loss is nan at step 1")
     _, out, _ = circuitscope("analyze", "runs/lstm", "--sequences", "16", "--steps", "0")
     assert out.splitlines()[1] == "the run is not finished: diverged at step 1: loss is nan at step 1"
+
+
+def test_a_figure_of_several_runs_does_not_take_the_place_of_that_of_the_first(circuitscope, tmp_path):
+    train(tiny(seed=1), root=tmp_path / "runs", name="other")
+    for runs in (["runs/tiny"], ["runs/tiny", "runs/other"]):
+        code, _, _ = circuitscope("plot", "dynamics", *runs, "--no-scores")
+        assert code == 0
+    assert {p.name for p in (tmp_path / "runs/tiny/figures").glob("*")} == {"dynamics.png", "dynamics-with-other.png"}

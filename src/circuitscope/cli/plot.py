@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from circuitscope.viz.step_axis import StepAxis
     from circuitscope.viz.style import Sheet
 
+_LONGEST = 80  # letters of the names of other runs in the name of a figure
+
 app = typer.Typer(no_args_is_help=True, help="Draw figures of runs.")
 
 Runs = Annotated[list[Path] | None, typer.Argument(help="Runs to draw; by default the newest.", show_default=False)]
@@ -162,8 +164,17 @@ def _end(figure: "Sheet", runs: "Sequence[Run]", out: Path | None, name: str, da
     from circuitscope.errors import escaped
     from circuitscope.viz.style import save
 
-    for path in save(figure, out or runs[0].path / "figures" / f"{name}.png", data=data):
+    default = runs[0].path / "figures" / f"{name}{_also(runs[1:])}.png"
+    for path in save(figure, out or default, data=data):
         print(escaped(path))
+
+
+def _also(others: "Sequence[Run]") -> str:
+    """What a figure of several runs has in its name, so that it does not take the place of that of the first run."""
+    named = "-with-" + "-".join(run.name for run in others)
+    if len(named) > _LONGEST:
+        named = f"-with-{len(others)}-others"
+    return named if others else ""
 
 
 def _draw_analysis(
