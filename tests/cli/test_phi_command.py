@@ -138,7 +138,7 @@ def test_dynamics_of_seeds_decay_and_scores_are_drawn_with_their_numbers(circuit
     code, out, _ = circuitscope(
         "plot", "scores", *both, "--scores", "recall", "--sequences", 8, "--steps", "0,12", "--data"
     )
-    assert (code, out[0]) == (0, str(root / "attention" / "figures" / "scores.png"))
+    assert (code, out[0]) == (0, str(root / "attention" / "figures" / "scores-with-other.png"))
     assert set(pd.read_csv(out[1]).score) == {"recall"}
     assert set(pd.read_csv(out[1]).step) == {0, 12}
     code, out, _ = circuitscope("plot", "decay", *both, "--layers", "1", "--sequences", 8, "--steps", "12", "--data")
@@ -172,5 +172,5 @@ def test_what_an_lstm_does_not_have_is_left_out_or_refused(circuitscope, root, t
 def test_a_probe_of_several_runs_is_one_figure_with_a_panel_each(circuitscope, root):
     code, out, _ = circuitscope("plot", "probes", root / "attention", root / "other", "--steps", "0,12", "--data")
     assert code == 0
-    assert out[0] == str(root / "attention" / "figures" / "probe-bound-value.png")
+    assert out[0] == str(root / "attention" / "figures" / "probe-bound-value-with-other.png")
     assert set(pd.read_csv(out[1]).run) == {"attention", "other"}
