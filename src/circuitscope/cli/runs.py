@@ -39,6 +39,7 @@ def sweeps_in(root: Path) -> list[str]:
 
 def _row(run: Any) -> list[str]:
     from circuitscope.errors import UserError
+    from circuitscope.models.naming import preset_of
 
     try:
         config = run.config
@@ -47,12 +48,12 @@ def _row(run: Any) -> list[str]:
     status, rows = run.status, run.metrics
     held = rows[rows.split == "validation"] if len(rows) else rows
     shown = " ".join(config.task.shown(held[config.task.metric].iloc[-1]).split()) if len(held) else ""
-    mixers = "-".join(dict.fromkeys(mixer.name for mixer in config.model.mixers))
+    model = preset_of(config.model) or ", ".join(dict.fromkeys(mixer.name for mixer in config.model.mixers))
     step = status.get("step", "")
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created / 1e9)) if run.created else ""
     return [
         run.name,
-        f"{mixers} ×{config.model.n_layers}",
+        f"{model} ×{config.model.n_layers}",
         config.task.name,
         str(status.get("state", "unknown")),
         f"{step}/{config.train.steps}",
