@@ -1,5 +1,6 @@
 """An argument of another type than annotated is named in one line, and only where the call fails because of it."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,7 @@ def test_a_generator_is_watched_while_it_runs():
 def test_the_public_functions_keep_their_names_and_signatures():
     assert cs.phi.__name__ == "phi"
     assert "layer" in cs.phi.__doc__
+
+
+def test_a_public_function_can_be_sent_to_another_process():
+    assert pickle.loads(pickle.dumps(cs.train)) is cs.train

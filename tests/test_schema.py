@@ -146,3 +146,8 @@ def test_a_file_older_than_a_field_means_what_was_before(unversioned, monkeypatc
     assert schema.to_current({"train": {"ema": True}})["train"]["ema"] is True
     assert schema.to_current({})["train"]["ema"] is False
     assert "ema" not in schema.to_current({"schema": 9, **yaml.safe_load(UNVERSIONED)})["train"]
+
+
+def test_positions_of_a_mixer_that_is_given_by_its_name_are_kept():
+    data = {"schema": 1, "model": {"mixers": ["attention"], "positions": "rope"}}
+    assert RunConfig.parse(data).model.positions == "rope"

@@ -5,10 +5,7 @@ The public names below load on first use, so importing the package takes almost 
 
 import importlib
 import sys
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
-
-from circuitscope.arguments import explained
 
 __version__ = "0.1.0"
 
@@ -65,8 +62,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"circuitscope.{name}")
     if name in _PUBLIC:
-        found = getattr(importlib.import_module(f"circuitscope.{_PUBLIC[name]}"), name)
-        return explained(found) if isinstance(found, FunctionType) else found
+        return getattr(importlib.import_module(f"circuitscope.{_PUBLIC[name]}"), name)
     # With the name and the module, Python itself adds "Did you mean …?" to the traceback.
     raise AttributeError(f"module 'circuitscope' has no attribute '{name}'", name=name, obj=sys.modules[__name__])
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from circuitscope import models
+from circuitscope.arguments import explained
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError
 from circuitscope.progress import Lines, Progress
@@ -11,6 +12,7 @@ from circuitscope.runs.run import Run
 from circuitscope.training import trainer
 
 
+@explained
 def train(
     config: RunConfig | str | Path | None = None,
     *,
@@ -43,6 +45,7 @@ def train(
     return trainer.train(resolved, root=root, name=name, progress=_progress(progress))
 
 
+@explained
 def resume(run: Run | str | Path, *, progress: bool | Progress = False) -> Run:
     """Continues a run that was stopped or killed."""
     return trainer.resume(Run.of(run), progress=_progress(progress))

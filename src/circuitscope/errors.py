@@ -44,7 +44,7 @@ _WORDS = {  # a field of a config, and what it is called elsewhere
     "seed": "random_seed",
     "steps": "epochs iterations iters max_steps n_epochs n_steps num_epochs num_steps",
     "vocab_size": "d_vocab n_vocab vocab",
-    "warmup": "warmup_ratio warmup_steps",
+    "warmup": "warmup_ratio",
     "weight_decay": "decay l2 wd",
 }
 _MEANS = {word: field for field, words in _WORDS.items() for word in words.split()}

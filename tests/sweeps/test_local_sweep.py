@@ -1,5 +1,6 @@
 """A sweep on this machine: real worker processes train, die, stop and go on, and every trial is trained once."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,8 +17,9 @@ import yaml
 
 from circuitscope.errors import UserError
 from circuitscope.runs.run import Run
-from circuitscope.sweeps.executor import run_job
+from circuitscope.sweeps.executor import Job, run_job
 from circuitscope.sweeps.local import LocalExecutor
+from circuitscope.sweeps.measures import MEASURES, Measure
 from circuitscope.sweeps.sweep import Sweep
 from circuitscope.sweeps.trial import run_trial
 from circuitscope.training import trainer
@@ -151,7 +153,6 @@ def test_a_trial_that_diverges_is_recorded_and_counts_as_done(tmp_path):
 
 
 def test_a_trial_that_fails_says_why_and_is_tried_again(small, tmp_path):
-    from circuitscope.sweeps.executor import Job
 
     found = Sweep.open(small, tmp_path / "runs")
     (tmp_path / "runs").write_text("in the way")
@@ -239,3 +240,30 @@ def test_pause_holds_a_worker_still_and_nothing_else(small, tmp_path):
         stranger.kill()
         worker.wait()
         stranger.wait()
+
+
+def test_a_run_that_cannot_be_read_stops_neither_the_sweep_nor_its_start(small, tmp_path):
+    found = Sweep.open(small, tmp_path / "runs")
+    trial = found.grid.trials[0]
+    run_trial(trial, found.runs)
+    (found.runs / trial.digest / "config.yaml").write_text("model: [")
+    again = Sweep.open(small, tmp_path / "runs")
+    assert again.collect() == 0
+    again._add(run_job(Job.of(trial, again.grid, again.runs)))
+    assert again.results.rows[trial.digest]["state"] == "failed"
+
+
+def test_an_unexpected_error_in_a_measure_is_a_failed_row(small, tmp_path, monkeypatch):
+    found = Sweep.open(small, tmp_path / "runs")
+    job = Job.of(found.grid.trials[0], found.grid, found.runs)
+    monkeypatch.setitem(MEASURES, "broken", Measure("nothing", lambda run: {}[0]))
+    row = run_job(dataclasses.replace(job, measure=("broken",)))
+    assert row["state"] == "failed"
+    assert "KeyError" in row["message"]
+
+
+def test_rows_of_diverged_trials_are_collected_whatever_is_measured(tmp_path):
+    folder = write_grid(tmp_path / "wild", train={"clip": None}, axes={"train.lr": [1e30]}, measure=["circuit"])
+    found = Sweep.open(folder, tmp_path / "runs")
+    run_trial(found.grid.trials[0], found.runs, measure=["circuit"])
+    assert Sweep.open(folder, tmp_path / "runs").collect() == 1

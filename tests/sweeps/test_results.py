@@ -46,8 +46,8 @@ def test_done_means_that_the_run_came_to_its_end_with_everything_measured(tmp_pa
     table.add(ROW, [])
     assert table.done("0123456789ab", ["circuit"])
     assert not table.done("0123456789ab", ["circuit", "decay"])
-    table.add({**ROW, "state": "failed"}, [])
-    assert not table.done("0123456789ab")
+    table.add({**ROW, "digest": "111122223333", "state": "failed"}, [])
+    assert not table.done("111122223333")
     table.add({**ROW, "state": "diverged", "measured": None}, [])
     assert table.done("0123456789ab", ["circuit"])
 
@@ -75,3 +75,11 @@ def test_a_column_that_mixes_text_and_numbers_can_be_kept(tmp_path):
     table.add({**ROW, "train.clip": 1.0}, [])
     table.add({**ROW, "digest": "111122223333", "train.clip": "off"}, [])
     assert [row["train.clip"] for row in ResultsTable(tmp_path).rows.values()] == [1.0, "off"]
+
+
+def test_a_failure_does_not_take_the_place_of_what_was_found(tmp_path):
+    table = ResultsTable(tmp_path)
+    table.add(ROW, CURVES)
+    table.add({"digest": ROW["digest"], "state": "failed", "message": "disk full"}, [])
+    assert ResultsTable(tmp_path).rows[ROW["digest"]]["state"] == "finished"
+    assert len(ResultsTable(tmp_path).curves[ROW["digest"]]) == 2

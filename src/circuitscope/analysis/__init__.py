@@ -6,10 +6,7 @@ it is first used.
 """
 
 import importlib
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
-
-from circuitscope.arguments import explained
 
 if TYPE_CHECKING:
     from circuitscope.analysis import probes as probes
@@ -82,8 +79,7 @@ __all__ = ["probes", *_MODULE_OF]  # noqa: PLE0604
 
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
-        found = getattr(importlib.import_module(f"circuitscope.analysis.{_MODULE_OF[name]}"), name)
-        return explained(found) if isinstance(found, FunctionType) else found
+        return getattr(importlib.import_module(f"circuitscope.analysis.{_MODULE_OF[name]}"), name)
     if name == "probes":
         return importlib.import_module("circuitscope.analysis.probes")
     raise AttributeError(f"module 'circuitscope.analysis' has no attribute '{name}'")

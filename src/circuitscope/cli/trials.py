@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from circuitscope.errors import escaped
 from circuitscope.sweeps.executor import Moved
 from circuitscope.sweeps.grid import Grid
 
@@ -12,7 +13,7 @@ class TrialLines:
 
     def __init__(self, grid: Grid, done: int):
         self.grid, self.done = grid, done
-        self.labels = {trial.digest: trial.label for trial in grid.trials}
+        self.labels = {trial.digest: escaped(trial.label) for trial in grid.trials}
 
     def __enter__(self) -> "TrialLines":
         return self
@@ -29,9 +30,6 @@ class TrialLines:
     def ended(self, digest: str, outcome: str) -> None:
         self.done += 1
         self.show(f"{self.done}/{len(self.grid.trials)} {self.labels[digest]}: {outcome}")
-
-    def said(self, digest: str, line: str) -> None:
-        self.show(f"{self.labels[digest]}: {line}")
 
     def show(self, line: str) -> None:
         print(line, flush=True)

@@ -25,7 +25,7 @@ def _without_ignored_positions(data: dict[str, Any]) -> dict[str, Any]:
     listed = model.get("mixers") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(listed, list) or model.get("positions") not in ("rope", "alibi"):
         return data
-    kinds = [mixers.config_class(mixer.get("name")) for mixer in listed if isinstance(mixer, dict)]
+    kinds = [mixers.config_class(mixer.get("name") if isinstance(mixer, dict) else mixer) for mixer in listed]
     if any(model["positions"] in kind.positions_inside for kind in kinds):
         return data
     return {**data, "model": {**model, "positions": "none"}}

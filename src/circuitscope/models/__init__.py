@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from circuitscope import mixers
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.explain import explain
 from circuitscope.models.config import ModelConfig
@@ -30,6 +31,7 @@ def names() -> list[str]:
     return list(PRESETS)
 
 
+@explained
 def model(name: Any = None, /, *, seed: int = 0, **options: Any) -> "HookedLM":
     """Builds a freshly initialized model by name (by default attention), or from a config: `run.config.model`.
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from filelock import FileLock, Timeout
 
+from circuitscope.arguments import explained
 from circuitscope.config import RunConfig
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.runs.checkpoints import Checkpoints, Tensors
@@ -221,6 +222,7 @@ def runs_in(root: str | Path | None = None) -> list[Run]:
     return sorted(found, key=lambda r: (r.created, r.name))
 
 
+@explained
 def newest_run(root: str | Path | None = None) -> Run:
     """The run that was created last. It is what a command uses when no run is named."""
     found = runs_in(root)

@@ -12,7 +12,7 @@ import yaml
 
 from circuitscope import __version__
 from circuitscope.config import RunConfig
-from circuitscope.errors import RunFailed, UserError
+from circuitscope.errors import Stopped
 from circuitscope.progress import Progress
 from circuitscope.sweeps.grid import Grid, Trial
 from circuitscope.sweeps.results import Row
@@ -56,7 +56,6 @@ class Watch(Protocol):
 
     def started(self, digest: str) -> None: ...
     def moved(self, news: Moved) -> None: ...
-    def said(self, digest: str, line: str) -> None: ...
 
 
 class Executor(Protocol):
@@ -71,10 +70,12 @@ class Executor(Protocol):
 
 def run_job(job: Job, progress: Progress | None = None) -> Row:
     """Brings one job to its end, whatever that is; only a signal that stops the training is passed on."""
-    trial = Trial(RunConfig.parse(yaml.safe_load(job.config)), dict(job.values))
     try:
+        trial = Trial(RunConfig.parse(yaml.safe_load(job.config)), dict(job.values))
         return run_trial(trial, Path(job.folder), measure=job.measure, fractions=job.fractions, progress=progress)
-    except (UserError, RunFailed, MemoryError, OSError, RuntimeError) as error:
+    except Stopped:
+        raise
+    except Exception as error:  # the rest of the sweep goes on, and the row says what happened
         return failed(job, f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 

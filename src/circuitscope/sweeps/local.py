@@ -10,13 +10,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from circuitscope.errors import RunFailed
 from circuitscope.sweeps.executor import Job, Moved, Watch, failed
 from circuitscope.sweeps.results import Row
+
+News = queue.Queue[tuple["_Worker", dict[str, Any] | None]]
+"""What workers say, each with the worker that said it; None at its end."""
 
 _TRIES = 3  # how often a job is given to a worker that dies
 _PATIENCE = 30.0  # seconds that a worker has to save its run after a signal
@@ -41,24 +45,24 @@ class LocalExecutor:
     workers: int | None = None
     minutes: float | None = None
     pids: Path | None = None
-    _news: "queue.Queue[tuple[_Worker, dict[str, Any] | None]]" = field(default_factory=queue.Queue, init=False)
 
     def __call__(self, jobs: Sequence[Job], watch: Watch) -> Iterator[Row]:
         waiting, tries = deque(jobs), dict.fromkeys((job.digest for job in jobs), 0)
         deadline = time.monotonic() + 60 * self.minutes if self.minutes is not None else float("inf")
         team: list[_Worker] = []
+        every: News = queue.Queue()
         try:
             while True:
                 for worker in [w for w in team if w.job is None]:
                     if waiting and time.monotonic() < deadline:
                         self._give(worker, waiting.popleft(), watch)
                 while waiting and len(team) < (self.workers or cores()) and time.monotonic() < deadline:
-                    team.append(_Worker(self._news))
+                    team.append(_Worker(every))
                     self._note(team)
                     self._give(team[-1], waiting.popleft(), watch)
                 if not any(w.job for w in team):
                     return
-                worker, news = self._news.get()
+                worker, news = every.get()
                 if news is None:
                     team.remove(worker)
                     self._note(team)
@@ -69,9 +73,11 @@ class LocalExecutor:
                     worker.job = None
                     yield news["row"]
         finally:
-            _stop(team)
-            if self.pids is not None:
-                self.pids.unlink(missing_ok=True)
+            try:
+                _stop(team)
+            finally:
+                if self.pids is not None:
+                    self.pids.unlink(missing_ok=True)
 
     def _give(self, worker: "_Worker", job: Job, watch: Watch) -> None:
         worker.job = job
@@ -98,7 +104,7 @@ class LocalExecutor:
 class _Worker:
     """One worker process, its job, and a thread that passes on what it says."""
 
-    def __init__(self, news: "queue.Queue[tuple[_Worker, dict[str, Any] | None]]"):
+    def __init__(self, news: "News"):
         self.job: Job | None = None
         self.errors: deque[str] = deque(maxlen=3)
         self.process = subprocess.Popen(
@@ -108,11 +114,13 @@ class _Worker:
             stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
+            errors="replace",
             env={**os.environ, **_ONE_THREAD},
             start_new_session=True,  # Ctrl-C reaches the sweep alone, which then stops its workers
         )
         threading.Thread(target=self._listen, args=(news,), daemon=True).start()
-        threading.Thread(target=self._overhear, daemon=True).start()
+        self._hears = threading.Thread(target=self._overhear, daemon=True)
+        self._hears.start()
 
     def give(self, job: Job) -> None:
         assert self.process.stdin is not None
@@ -124,13 +132,26 @@ class _Worker:
 
     @property
     def last_words(self) -> str:
-        return f" ({' '.join(' '.join(self.errors).split())})" if self.errors else ""
+        self._hears.join(timeout=1)
+        said = " ".join(" ".join(list(self.errors)).split())
+        return f" ({said})" if said else ""
 
-    def _listen(self, news: "queue.Queue[tuple[_Worker, dict[str, Any] | None]]") -> None:
+    def close(self) -> None:
+        """Closes the pipes of a worker that has ended."""
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+    def _listen(self, news: "News") -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            news.put((self, json.loads(line)))
-        news.put((self, None))
+        try:
+            for line in self.process.stdout:
+                news.put((self, json.loads(line)))
+        except ValueError:  # the worker was killed in the middle of a line
+            pass
+        finally:
+            news.put((self, None))
 
     def _overhear(self) -> None:
         assert self.process.stderr is not None
@@ -152,6 +173,8 @@ def _stop(team: Sequence[_Worker]) -> None:
         except subprocess.TimeoutExpired:
             worker.process.kill()
             worker.process.wait()
+        worker._hears.join(timeout=1)
+        worker.close()
 
 
 def worker_pids(path: Path) -> list[int]:

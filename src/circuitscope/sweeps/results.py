@@ -34,6 +34,10 @@ class ResultsTable:
     def __init__(self, folder: Path):
         self.folder = folder
         self.path, self.curves_path = folder / "results.csv", folder / "curves.csv"
+        self.read()
+
+    def read(self) -> None:
+        """Reads the tables as they are on disk now."""
         self.rows: dict[str, Row] = {row[_DIGEST]: row for row in _read(self.path)}
         self.curves: dict[str, list[Row]] = {}
         for row in _read(self.curves_path):
@@ -47,12 +51,18 @@ class ResultsTable:
         measured = set(str(row.get("measured") or "").split())
         return row["state"] == "diverged" or set(measure) <= measured
 
-    def add(self, row: Row, curves: Iterable[Row]) -> None:
-        """Adds a trial's row and curves, or replaces those it had, and writes the tables."""
+    def add(self, row: Row, curves: Iterable[Row], write: bool = True) -> None:
+        """Adds a trial's row and curves, or replaces those it had, and writes the tables.
+
+        A row of a run that came to its end is not replaced by one that says that something failed.
+        """
         digest = row[_DIGEST]
+        if row.get("state") not in DONE and self.rows.get(digest, {}).get("state") in DONE:
+            return
         self.rows[digest] = _as_read(row)
         self.curves[digest] = [_as_read({_DIGEST: digest, **point}) for point in curves]
-        self.write()
+        if write:
+            self.write()
 
     def frame(self) -> "pd.DataFrame":
         """The rows as a table."""

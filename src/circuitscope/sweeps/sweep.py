@@ -3,13 +3,13 @@
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from circuitscope.errors import UserError
+from circuitscope.errors import RunFailed, UserError
 from circuitscope.runs.run import Run, runs_root
 from circuitscope.sweeps.executor import Executor, Job, Watch
 from circuitscope.sweeps.grid import FILE, Grid, Trial, grid_path, read_grid
@@ -46,7 +46,7 @@ class Sweep:
         """The trials that have no row yet, or none of a run that came to its end."""
         return [trial for trial in self.grid.trials if not self.results.done(trial.digest, self.grid.measure)]
 
-    def collect(self) -> int:
+    def collect(self, write: bool = False) -> int:
         """Takes in rows that trials left in their runs and that no sweep has written down; says how many."""
         found = 0
         for trial in self.missing:
@@ -54,26 +54,31 @@ class Sweep:
                 continue
             run = Run(self.runs / trial.digest)
             row = saved_row(run)
-            wanted = set(self.grid.measure)
-            if row and row.get("state") in DONE and wanted <= set(str(row.get("measured", "")).split()):
-                self._add(row)
+            measured = set(str((row or {}).get("measured", "")).split())
+            if row and (
+                row.get("state") == "diverged" or (row.get("state") in DONE and measured >= set(self.grid.measure))
+            ):
+                self._add({**row, **trial.values}, write)
                 found += 1
         return found
 
     def go(self, executor: Executor, watch: Watch) -> Iterator[Row]:
         """Brings the missing trials to their end; every row is in the table before it is yielded."""
         with self._alone():
-            self.collect()
+            self.results.read()  # another sweep may have ended meanwhile
+            with suppress(RunFailed):  # workers that were held still when their sweep was killed
+                self.hold(still=False)
+            self.collect(write=True)
             jobs = [Job.of(trial, self.grid, self.runs) for trial in self.missing]
             with closing(executor(jobs, watch)) as rows:  # type: ignore[type-var]
                 for row in rows:
                     self._add(row)
                     yield row
 
-    def _add(self, row: Row) -> None:
-        path = self.runs / str(row["digest"])
-        curves = curves_of(Run(path)) if (path / "config.yaml").exists() else []
-        self.results.add(row, curves)
+    def _add(self, row: Row, write: bool = True) -> None:
+        """Puts a row into the table, with the curves of its run if the run came to its end."""
+        curves = curves_of(Run(self.runs / str(row["digest"]))) if row["state"] in DONE else []
+        self.results.add(row, curves, write)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from circuitscope.runs.run import Run
 from circuitscope.runs.store import write_text
 from circuitscope.sweeps.grid import Trial
 from circuitscope.sweeps.measures import MEASURES, check_measures
-from circuitscope.sweeps.results import Row
+from circuitscope.sweeps.results import DONE, Row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,9 +42,10 @@ def run_trial(
     """
     check_measures(measure)
     run, message = _trained(trial, folder, progress)
-    state = run.status.get("state", "failed")
+    state = run.status.get("state")
+    state = state if state in DONE else "failed"
     row: Row = {"digest": trial.digest, **trial.values, "state": state}
-    if state in ("finished", "diverged"):
+    if state in DONE:
         row |= numbers_of(run, fractions)
     if state == "finished":
         row |= on_test_examples(run)
@@ -76,13 +77,11 @@ def _trained(trial: Trial, folder: Path, progress: Progress | None) -> tuple[Run
 
 def numbers_of(run: Run, fractions: Sequence[float] = ()) -> Row:
     """What the run's log says: steps, time, cost, best and last validation, first steps at 50, 90, 95 and 99%."""
-    import torch
-
-    from circuitscope.models.accounting import parameters, training_flops_per_token
+    from circuitscope.models.accounting import parameters, training_flops_per_token, without_weights
     from circuitscope.models.hooked_lm import HookedLM
 
     metric, rows = run.config.task.metric, run.metrics
-    with torch.device("meta"):
+    with without_weights():
         model = HookedLM(run.config.model)
     tokens = int(rows.tokens.max()) if len(rows) else 0
     out: Row = {
@@ -169,9 +168,9 @@ def saved_row(run: Run) -> Row | None:
     """The row that a trial left in its run, if it came to its end."""
     try:
         data: Any = json.loads((run.path / "trial.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return data if isinstance(data, dict) and data.get("digest") == run.digest else None
+    except (OSError, ValueError, RecursionError, UserError):
         return None
-    return data if isinstance(data, dict) and data.get("digest") == run.digest else None
 
 
 def _held_out(run: Run) -> "pd.DataFrame":

@@ -14,7 +14,7 @@ import threading
 from dataclasses import asdict
 from typing import IO, Any
 
-from circuitscope.sweeps.executor import Job, Moved, Telling, run_job
+from circuitscope.sweeps.executor import Job, Telling, run_job
 
 
 def main() -> None:
@@ -43,10 +43,11 @@ def _read(jobs: "queue.Queue[dict[str, Any] | None]") -> None:
 
 
 def _tell(news: IO[str], kind: str, what: Any) -> None:
-    news.write(json.dumps({kind: what}, default=str) + "\n")
+    try:
+        news.write(json.dumps({kind: what}, default=str) + "\n")
+    except BrokenPipeError:  # the process that gave the jobs has died; the end of the input says so
+        pass
 
-
-__all__ = ["Moved", "main"]
 
 if __name__ == "__main__":
     main()

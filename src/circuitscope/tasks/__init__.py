@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError, shown
 from circuitscope.explain import explain
 from circuitscope.tasks.base import TASKS, Baseline, Metric, Split, Task, register
@@ -46,6 +47,7 @@ def names() -> list[str]:
     return sorted(TASKS)
 
 
+@explained
 def task(name: object = "mqar", /, **options: Any) -> Task:
     """A task by name with the given options; all others have their defaults.
 

@@ -23,6 +23,7 @@ from circuitscope.analysis.scores.edges import named_edges
 from circuitscope.analysis.scores.head_weights import compositions
 from circuitscope.analysis.scores.held_out import HeldOut
 from circuitscope.analysis.scores.weight_on_edges import summarize, weightings_of, weights_on
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel
 from circuitscope.mixers.reading import Product
@@ -264,6 +265,7 @@ def circuit_of(rows: pd.DataFrame) -> Circuit:
     )
 
 
+@explained
 def find_circuit(model: HookedModel, batch: Batch) -> Circuit:
     """Tries both steps in every layer and factor, at the value and up to 3 positions after it.
 

@@ -27,6 +27,7 @@ from circuitscope.analysis.reading.hooked import (
 )
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.edges import Edges, named_edges
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.tasks import NO_LABEL, Batch, check_batch
@@ -63,6 +64,7 @@ class Effect:
         return Effect(float(before.mean()), float(after.mean()), float(lost.mean()), stderr, n)
 
 
+@explained
 def accuracy(model: HookedModel, batch: Batch, hooks: Hooks = ()) -> PerSequence:
     """Share of the labelled positions of each sequence whose largest logit is the label's.
 
@@ -76,6 +78,7 @@ def accuracy(model: HookedModel, batch: Batch, hooks: Hooks = ()) -> PerSequence
         return _share_right(model, tokens, labels, hooks)
 
 
+@explained
 def cut(matrix: Matrix, edges: Edges, *, heads: int | Sequence[int] | None = None, renormalize: bool = False) -> Matrix:
     """A copy of a mixing matrix with M[dest, src] = 0 on the edges, in all heads or in some.
 
@@ -91,6 +94,7 @@ def cut(matrix: Matrix, edges: Edges, *, heads: int | Sequence[int] | None = Non
     return _cut(matrix, edges, slice(0, len(matrix)), heads, renormalize)
 
 
+@explained
 def knock_out(
     model: HookedModel,
     batch: Batch,
@@ -132,6 +136,7 @@ def knock_out(
     return _effect(model, batch, names, edit)
 
 
+@explained
 def ablate(
     model: HookedModel,
     batch: Batch,

@@ -34,6 +34,7 @@ from circuitscope.analysis.reading.hooked import (
     slices,
     undisturbed,
 )
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError, unknown
 from circuitscope.lens import HookedModel, layer_of
 from circuitscope.tasks import Batch, Layout, Role, check_batch
@@ -92,6 +93,7 @@ def exchange_values(batch: Batch, seed: int = 0) -> Twins:
     return Twins(tokens, exchanged, layout.query_pos, tokens.gather(1, answer), exchanged.gather(1, answer), asked)
 
 
+@explained
 def interchange(
     model: HookedModel, batch: Batch, *, hooks: Chosen = None, by: By = "role", seed: int = 0
 ) -> pd.DataFrame:
@@ -126,6 +128,7 @@ def interchange(
     return _table(gaps, moved)
 
 
+@explained
 def attribution_patching(
     model: HookedModel, batch: Batch, *, hooks: Chosen = None, by: By = "role", seed: int = 0
 ) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from circuitscope.analysis.checkpoints.table import Table, rows_on_disk
 from circuitscope.analysis.registry import ANALYSES, Analysis, Row, with_needs
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.registry import SCORES
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel
 from circuitscope.memory import check_fits, keep_freed_memory
@@ -32,6 +33,7 @@ _VERSION = 3  # version of what the tables hold
 _CANNOT_BE_WRITTEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
+@explained
 def analysis_results(
     run: Run | str | Path,
     names: Iterable[str],
@@ -65,6 +67,7 @@ def analysis_results(
     return found
 
 
+@explained
 def analysis_table(
     run: Run | str | Path,
     name: str,
@@ -88,6 +91,7 @@ def analysis_table(
     return _checkpoint_table(run, wanted, steps, sequences, progress)[0]
 
 
+@explained
 def analyze(
     run: Run | str | Path | Sequence[Run | str | Path],
     scores: str | Sequence[str] | None = None,
@@ -120,6 +124,7 @@ def analyze(
     return frame if scores is None else frame[frame.score.isin(wanted)].reset_index(drop=True)
 
 
+@explained
 def circuits(
     run: Run | str | Path, *, steps: ChosenSteps = None, sequences: int = SEQUENCES, progress: Progress | None = None
 ) -> dict[int, Circuit]:

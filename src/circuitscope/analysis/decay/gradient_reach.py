@@ -13,6 +13,7 @@ from torch import Tensor
 
 from circuitscope.analysis.reading.gradients import with_gradients
 from circuitscope.analysis.reading.opened import opened
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.models.tokens import TokensLike, as_tokens
@@ -42,6 +43,7 @@ class Reach(NamedTuple):
         return self.squared_stderr / (2 * self.norm)
 
 
+@explained
 def gradient_reach(
     model: HookedModel, tokens: TokensLike, layer: int, *, probes: int | None = 4, seed: int = 0
 ) -> Reach:

@@ -21,6 +21,7 @@ from circuitscope.analysis.decay.lag_profile import (
     profile_by_sequence,
 )
 from circuitscope.analysis.reading.opened import opened
+from circuitscope.arguments import explained
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.mixers.reading import Product, Reading, slices_of
 
@@ -66,6 +67,7 @@ class LayerDecay:
 
 
 @torch.no_grad()
+@explained
 def layer_decay(
     model: HookedModel,
     tokens: Int[Tensor, "batch pos"],

@@ -13,6 +13,7 @@ from circuitscope.analysis.decay.transition import ByLag, transition_norms
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.registry import Row, analysis
 from circuitscope.analysis.scores.held_out import HeldOut
+from circuitscope.arguments import explained
 from circuitscope.errors import unknown
 from circuitscope.lens import HookedModel, layer_count, layer_index
 from circuitscope.mixers.reading import Reading
@@ -40,6 +41,7 @@ def decay_of(model: HookedModel, data: HeldOut) -> list[Row]:
     return decay_rows(model, data.own.tokens)
 
 
+@explained
 def decay_rows(
     model: HookedModel,
     tokens: Int[Tensor, "batch pos"],

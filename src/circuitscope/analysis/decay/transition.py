@@ -26,6 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from circuitscope.analysis.reading.opened import opened
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.mixers.reading import DeltaTransition, GatedTransition, Reading
@@ -77,6 +78,7 @@ def no_transition(model: HookedModel, layer: int, tokens: Int[Tensor, "batch pos
 
 
 @torch.no_grad()
+@explained
 def transition_product(
     model: HookedModel, tokens: Int[Tensor, "batch pos"], layer: int, *, sequences: int = 8, starts: int = 8
 ) -> TransitionNorms:

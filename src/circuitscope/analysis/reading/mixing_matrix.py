@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from circuitscope.analysis.reading.opened import opened
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError, unknown
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.memory import check_fits
@@ -17,6 +18,7 @@ from circuitscope.models.tokens import TokensLike
 Reduce = Literal["mean", "mean_abs"]
 
 
+@explained
 def phi(
     model: HookedModel,
     tokens: TokensLike,
@@ -55,6 +57,7 @@ def phi(
     return total / product.size
 
 
+@explained
 def phi_chunks(
     model: HookedModel,
     tokens: TokensLike,

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from circuitscope.analysis.reading.gradients import without_gradients
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.lens import HookedModel, layer_count, layer_index
 from circuitscope.mixers.mixer import HeadWeights
@@ -48,6 +49,7 @@ class Mixing(NamedTuple):
         return bool(self.units.stop == self.product.size)
 
 
+@explained
 def matrices(model: HookedModel, tokens: TokensLike, factors: str | Sequence[str] | None = None) -> Iterator[Mixing]:
     """Every mixing matrix of a model in one pass, in slices of units of about 8 MB.
 
@@ -58,6 +60,7 @@ def matrices(model: HookedModel, tokens: TokensLike, factors: str | Sequence[str
     return opened(model).walk(tokens).matrices(factors)
 
 
+@explained
 def pattern_reading(pattern: Float[Tensor, "batch head dest src"]) -> Reading:
     """A bare tensor of attention patterns as the reading of a layer."""
     if pattern.ndim != 4 or pattern.shape[2] != pattern.shape[3]:
@@ -170,6 +173,7 @@ class Opened(ABC):
         """Layers whose heads have W_Q, W_K, W_V and W_O, by number."""
 
 
+@explained
 def opened(model: HookedModel) -> Opened:
     """A model as analysis sees it."""
     if not hasattr(model, "hook_dict"):

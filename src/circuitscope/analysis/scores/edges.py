@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from circuitscope.analysis.scores.registry import EVERYWHERE, SCORES, edge_score
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError, described, shown, unknown
 from circuitscope.tasks import Layout, Role
 
@@ -135,6 +136,7 @@ OFFSET: dict[str, Callable[[Layout, int], Edges]] = {
 }
 
 
+@explained
 def named_edges(name: str, layout: Layout) -> Edges:
     """A set of edges by name.
 

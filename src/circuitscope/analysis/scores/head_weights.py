@@ -12,12 +12,14 @@ from circuitscope.analysis.reading.gradients import without_gradients
 from circuitscope.analysis.reading.hooked import keeping
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.weight_on_edges import PerSequence
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel, layer_index
 
 _DRAWS = 32
 
 
+@explained
 def copying_score(model: HookedModel, layer: int, tokens: Int[Tensor, "batch pos"]) -> PerSequence:
     """How far a head raises the logit of the token it attends to, in −1..1.
 
@@ -86,6 +88,7 @@ class Composition(NamedTuple):
 
 
 @without_gradients
+@explained
 def compositions(model: HookedModel) -> Iterator[Composition]:
     """‖W_OV W‖ / (‖W_OV‖ ‖W‖) minus the mean of that over Gaussian matrices of the same shapes.
 

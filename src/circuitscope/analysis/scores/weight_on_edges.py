@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from circuitscope.analysis.scores.edges import Edges, named_edges
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError, described, unknown
 from circuitscope.mixers.reading import Product
 from circuitscope.tasks import Layout, Role
@@ -36,6 +37,7 @@ class Estimate(NamedTuple):
     n: int
 
 
+@explained
 def score(matrix: Matrix, name: str, layout: Layout | None = None, weighting: Weighting | None = None) -> PerSequence:
     """Weight of a matrix on a set of edges (`scores.edges.named_edges` says which).
 
@@ -88,6 +90,7 @@ def row_mass(matrix: Matrix) -> Float[Tensor, "batch head dest"]:
     return torch.where(mass > 0, mass, torch.ones_like(mass))
 
 
+@explained
 def previous_token_score(
     matrix: Matrix, layout: Layout | None = None, weighting: Weighting | None = None
 ) -> PerSequence:
@@ -95,26 +98,31 @@ def previous_token_score(
     return score(matrix, "previous_token", layout, weighting)
 
 
+@explained
 def induction_score(matrix: Matrix, layout: Layout, weighting: Weighting | None = None) -> PerSequence:
     """Prefix matching on repeated blocks: weight on what follows earlier occurrences; a perfect head scores 1."""
     return score(matrix, "induction", layout, weighting)
 
 
+@explained
 def duplicate_score(matrix: Matrix, layout: Layout, weighting: Weighting | None = None) -> PerSequence:
     """Weight on earlier occurrences of the token itself."""
     return score(matrix, "duplicate", layout, weighting)
 
 
+@explained
 def recall_score(matrix: Matrix, layout: Layout, weighting: Weighting | None = None) -> PerSequence:
     """At a query, weight on the value bound to the queried key."""
     return score(matrix, "recall", layout, weighting)
 
 
+@explained
 def value_score(matrix: Matrix, layout: Layout, weighting: Weighting | None = None) -> PerSequence:
     """At a query, weight on all context values; if high while recall is 1/k, values are found but not the match."""
     return score(matrix, "value", layout, weighting)
 
 
+@explained
 def binding_score(matrix: Matrix, layout: Layout, weighting: Weighting | None = None) -> PerSequence:
     """At a context value, weight on its own key."""
     return score(matrix, "binding", layout, weighting)
@@ -131,6 +139,7 @@ def weightings_of(product: Product) -> tuple[Weighting, ...]:
     return ("raw",) if product.shares else ("abs", "signed")
 
 
+@explained
 def summarize(per_sequence: PerSequence) -> Estimate:
     """Mean over sequences and its standard error (nan for one sequence)."""
     n = len(per_sequence)

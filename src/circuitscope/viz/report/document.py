@@ -70,6 +70,7 @@ class Report:
         return f"Report({', '.join(run.name for run in self.runs)}; {len(self.html) / 1e6:.1f} MB)"
 
 
+@explained
 def report(
     runs: RunLike | Sequence[RunLike] | None = None,
     *,
