@@ -77,3 +77,9 @@ def test_pausing_what_does_not_run_says_so(circuitscope):
     code, _, err = circuitscope("sweep", "tiny.yaml", "--pause")
     assert code == 1
     assert "no sweep is running" in err
+
+
+def test_a_folder_with_too_long_a_name_holds_no_sweeps(circuitscope):
+    code, _, err = circuitscope("runs", "--sweep", "x", "--runs", "a" * 3000)
+    assert code == 2
+    assert len(err.splitlines()) == 1

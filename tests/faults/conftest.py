@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kills import FLAGS, Saved, rows, saved, start
+from kills import SIZES, Saved, flags, rows, saved, start
 
 
 class Unbroken:
@@ -19,9 +19,7 @@ class Unbroken:
 @pytest.fixture(scope="session")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
     root = tmp_path_factory.mktemp("unbroken")
-    process = start(
-        "train", *FLAGS, "--set", "train.keep_resume=100", "--runs", root, "--name", "run", logs=root / "logs"
-    )
+    process = start("train", *flags(**SIZES, keep_resume=100), "--runs", root, "--name", "run", logs=root / "logs")
     assert process.wait() == 0, process.err
     return Unbroken(root / "run")
 

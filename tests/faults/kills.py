@@ -32,16 +32,18 @@ _FORK.set_forkserver_preload(["circuitscope.cli.main", "circuitscope.training.tr
 Saved = dict[str, dict[str, torch.Tensor]]
 
 
-def flags(*, steps: int, save_every: int, resume_every: int, keep_resume: int = 3) -> list[str]:
+def flags(*, steps: int, save_every: int, resume_every: int, keep_resume: int = 3, eval_batches: int = 2) -> list[str]:
     """A run that takes a few milliseconds per step on one thread."""
     return (
         f"--length 16 --pairs 2 --vocab-size 64 --d-model 8 --batch-size 8 --threads 1 --device cpu --seed 3"
         f" --steps {steps} --save-every {save_every} --resume-every {resume_every} --keep-resume {keep_resume}"
-        f" --set train.log_every=4 --set train.eval_every=10 --set train.eval_batches=2 --set train.eval_batch_size=8"
+        f" --set train.log_every=4 --set train.eval_every=10 --set train.eval_batches={eval_batches}"
+        f" --set train.eval_batch_size=8"
     ).split()
 
 
-FLAGS = flags(steps=160, save_every=20, resume_every=30)  # a second or two: time for something to happen
+SIZES = {"steps": 160, "save_every": 20, "resume_every": 30}
+FLAGS = flags(**SIZES)  # a second or two: time for something to happen
 
 
 class Started:

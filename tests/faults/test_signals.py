@@ -8,8 +8,10 @@ import pytest
 from kills import (
     FLAGS,
     PATIENCE,
+    SIZES,
     checkpoint,
     differing,
+    flags,
     last_files,
     rows,
     saved,
@@ -64,8 +66,8 @@ def test_a_second_ctrl_c_ends_a_run_that_cannot_save_at_once(tmp_path):
 def test_a_signal_before_the_first_update_also_ends_with_a_message(tmp_path, signum, code):
     """A long first evaluation, where nothing but the initial weights is saved yet."""
     run = tmp_path / "run"
-    slow = ["--set", "train.eval_batches=100000"]
-    process = start("train", *FLAGS, *slow, "--runs", tmp_path, "--name", "run", logs=tmp_path / "logs")
+    slow = flags(**SIZES, eval_batches=100000)
+    process = start("train", *slow, "--runs", tmp_path, "--name", "run", logs=tmp_path / "logs")
     wait_for(lambda: checkpoint(run, 0).exists(), "the first checkpoint")
     process.send(signum)
     assert process.wait() == code

@@ -344,3 +344,8 @@ def test_a_name_alone_is_looked_for_among_the_runs(tmp_path, monkeypatch):
 def test_a_name_longer_than_names_can_be_is_not_a_run(tmp_path, name):
     with pytest.raises(UserError, match=r"is not a run: it has no config\.yaml"):
         Run(tmp_path / name)
+
+
+def test_a_name_that_starts_with_a_tilde_need_not_be_a_home():
+    with pytest.raises(UserError, match="is not a run"):
+        Run("~nobody at all/run")

@@ -49,9 +49,6 @@ class Quiet:
     def moved(self, news):
         self.moves.append(news)
 
-    def said(self, digest, line):
-        pass
-
 
 def write_grid(folder: Path, train=None, **parts) -> Path:
     """A grid of tiny trials in a folder of its own."""

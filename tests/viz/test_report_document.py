@@ -24,7 +24,7 @@ from circuitscope.progress import Silent
 from circuitscope.runs.checkpoints import Checkpoints
 from circuitscope.training.trainer import train
 from circuitscope.viz.report import report
-from circuitscope.viz.report.document import embedded
+from circuitscope.viz.report.document import Report, embedded
 from tiny_run import tiny
 
 pytestmark = pytest.mark.slow
@@ -300,3 +300,9 @@ def test_the_report_and_figures_of_matrices_run_no_model():
         imports = re.findall(r"^\s*(?:from|import) (circuitscope\.\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
         forbidden = ("circuitscope.models", "circuitscope.lens", "circuitscope.mixers", "circuitscope.analysis.reading")
         assert [name for name in imports if name.startswith(forbidden)] == [], path
+
+
+def test_a_folder_in_the_place_of_the_file_is_refused_in_one_line(tmp_path):
+    made = Report((), "<html></html>")
+    with pytest.raises(cs.UserError, match="is a folder; give the name of a file"):
+        made.save(tmp_path)

@@ -1,5 +1,6 @@
 """`circuitscope runs`: the runs in a folder, how far they are and how they ended."""
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +21,7 @@ def runs(
     from circuitscope.runs.run import runs_in, runs_root
 
     root = runs_root(folder)
-    if sweep is not None and not (root / sweep).is_dir():
+    if sweep is not None and not os.path.isdir(root / sweep):
         raise unknown("sweep", sweep, sweeps_in(root))
     found = runs_in(root / sweep if sweep is not None else root)
     if not found:
@@ -34,7 +35,10 @@ def runs(
 
 def sweeps_in(root: Path) -> list[str]:
     """The folders that hold the trials of a sweep."""
-    return sorted({path.parent.parent.name for path in root.glob("[!.]*/[!.]*/config.yaml")})
+    try:
+        return sorted({path.parent.parent.name for path in root.glob("[!.]*/[!.]*/config.yaml")})
+    except OSError:  # a path that is too long
+        return []
 
 
 def _row(run: Any) -> list[str]:

@@ -47,7 +47,7 @@ class Run:
     def __init__(self, path: str | Path):
         if not isinstance(path, str | os.PathLike):
             raise UserError(f"expected a run or its folder, such as runs/NAME, got {shown(path)}")
-        self.path = _found(Path(path).expanduser())
+        self.path = _found(Path(os.path.expanduser(path)))
         config = self.path / "config.yaml"
         if not os.path.isfile(config):  # False also for a name that is too long
             others = [] if os.path.lexists(self.path) else [r.path.name for r in runs_in(self.path.parent)]

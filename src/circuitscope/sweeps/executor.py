@@ -6,7 +6,7 @@ All executors run the same function, `run_job`, so their rows and weights are th
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import yaml
 
@@ -51,6 +51,7 @@ class Moved:
     metric: str = ""
 
 
+@runtime_checkable
 class Watch(Protocol):
     """Somebody who looks on."""
 
@@ -58,6 +59,7 @@ class Watch(Protocol):
     def moved(self, news: Moved) -> None: ...
 
 
+@runtime_checkable
 class Executor(Protocol):
     """Runs jobs and yields their rows in the order in which they end.
 

@@ -70,6 +70,7 @@ class MQAR(TokenTask):
     power: float = Field(
         default=0.01,
         gt=0,
+        le=64,
         description="exponent a of the chance a · i^(a - 1) that the i-th slot holds a query; 1: all slots alike,"
         " near 0: mostly the first slots",
     )

@@ -47,9 +47,9 @@ def test_the_binding_sits_at_the_values_before_the_last_layer(induction):
 
 
 def test_the_strongest_come_first_on_screen(induction):
-    lines = list(causal_lines(induction, most=5))
+    lines = list(causal_lines(induction, "causal-16.parquet", most=5))
     assert len(lines) == 6
-    assert lines[-1][1] == f"and {len(induction) - 5} weaker ones in causal.parquet"
+    assert lines[-1][1] == f"and {len(induction) - 5} weaker ones in causal-16.parquet"
     shown = [abs(float(line[2].split()[0])) for line in lines[:-1]]
     assert shown == sorted(shown, reverse=True)
 

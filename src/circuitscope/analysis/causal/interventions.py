@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from circuitscope.analysis.draws import seeded
 from circuitscope.analysis.reading.hooked import (
     Hooks,
     keeping,
@@ -259,7 +260,7 @@ def _derangement(n: int, seed: int) -> Int[Tensor, " batch"]:
     """For each sequence another one, each used once: a random cycle through all."""
     if n < 2:
         raise UserError(f"resample takes z from another sequence; expected a batch of at least 2, got {n}")
-    cycle = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    cycle = torch.randperm(n, generator=seeded(seed))
     out = torch.empty_like(cycle)
     out[cycle] = cycle.roll(1)
     return out

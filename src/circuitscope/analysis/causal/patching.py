@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from circuitscope.analysis.draws import seeded
 from circuitscope.analysis.reading.gradients import with_gradients
 from circuitscope.analysis.reading.hooked import (
     Hooks,
@@ -82,7 +83,7 @@ def exchange_values(batch: Batch, seed: int = 0) -> Twins:
     (n, pairs), queries = layout.value_pos.shape, layout.query_pos.shape[1]
     if pairs < 2:
         raise UserError(f"interchange exchanges the values of two pairs; expected at least 2, got {pairs}")
-    draw = torch.Generator().manual_seed(seed)
+    draw = seeded(seed)
     first = layout.query_pair.gather(1, torch.randint(queries, (n, 1), generator=draw))
     second = (first + torch.randint(1, pairs, (n, 1), generator=draw)) % pairs
     both, traded = torch.cat([first, second], dim=1), torch.cat([second, first], dim=1)

@@ -11,14 +11,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from circuitscope.analysis.draws import seeded
 from circuitscope.analysis.reading.gradients import with_gradients
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.arguments import explained
-from circuitscope.errors import UserError
+from circuitscope.errors import UserError, shown
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.models.tokens import TokensLike, as_tokens
 
 Stream = Float[Tensor, "batch pos d_model"]
+
+_MOST = 10_000  # random vectors per destination
 
 
 class Reach(NamedTuple):
@@ -58,12 +61,12 @@ def gradient_reach(
         probes: random vectors per destination; or None for the exact Jacobian of every sequence, which takes
             L · d_model passes and is meant for small sizes.
     """
-    if probes is not None and probes < 1:
-        raise UserError(f"probes must be at least 1, or None for the exact Jacobian, got {probes}")
+    if probes is not None and not 1 <= probes <= _MOST:
+        raise UserError(f"probes must be from 1 to {_MOST}, or None for the exact Jacobian, got {shown(probes)}")
     layer = layer_index(model, layer)
     tokens = as_tokens(tokens)
     batch, length = tokens.shape
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     every = torch.arange(length)[:, None].expand(-1, batch)
     dests = every if probes is None else _spread(batch, length, probes, generator)
     with with_gradients(model):
