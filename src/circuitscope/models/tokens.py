@@ -20,7 +20,7 @@ def as_tokens(tokens: TokensLike, device: torch.device | None = None) -> Int[Ten
         out = None
     if out is None or out.ndim not in (1, 2) or out.dtype == torch.bool or out.is_floating_point() or out.is_complex():
         raise UserError(f"expected token numbers [batch, pos], such as batch.tokens, got {described(tokens)}")
-    if out.numel() == 0:
-        raise UserError(f"expected at least one token, got {described(tokens)}")
+    if out.shape[-1] == 0:
+        raise UserError(f"expected at least one token per sequence, got {described(tokens)}")
     out = out.long()
     return out[None] if out.ndim == 1 else out

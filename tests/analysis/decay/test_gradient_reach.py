@@ -184,7 +184,7 @@ def test_a_model_without_residual_hooks_is_told_so():
 
 def test_bad_requests_are_refused_in_one_line():
     model = build("mamba")
-    with pytest.raises(UserError, match="probes must be at least 1"):
+    with pytest.raises(UserError, match="probes must be from 1 to"):
         gradient_reach(model, TOKENS, 0, probes=0)
     with pytest.raises(UserError, match="layer must be from 0 to 1, got -3"):
         gradient_reach(model, TOKENS, -3)

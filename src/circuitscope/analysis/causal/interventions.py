@@ -230,7 +230,7 @@ def _cut(matrix: Matrix, edges: Edges, rows: slice, heads: int | Sequence[int] |
         x[here, None].to(matrix.device) for x in (edges.sequence - rows.start, edges.dest, edges.src)
     )
     out = matrix.clone()
-    out[sequence, torch.tensor(_heads(heads, matrix.shape[1]), device=matrix.device), dest, src] = 0
+    out[sequence, torch.tensor(_heads(heads, matrix.shape[1]), dtype=torch.long, device=matrix.device), dest, src] = 0
     if not renormalize:
         return out
     left = out.sum(dim=-1, keepdim=True)

@@ -66,6 +66,8 @@ def gradient_reach(
     layer = layer_index(model, layer)
     tokens = as_tokens(tokens)
     batch, length = tokens.shape
+    if not batch:
+        raise UserError("tokens: expected at least one sequence, got none")
     generator = seeded(seed)
     every = torch.arange(length)[:, None].expand(-1, batch)
     dests = every if probes is None else _spread(batch, length, probes, generator)

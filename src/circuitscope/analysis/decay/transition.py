@@ -209,4 +209,4 @@ def _by_lag(lags: list[int], parts: Iterable[Float[Tensor, "one_or_batch head la
 
 def _stderr(per_sequence: Float[Tensor, "batch *rest"]) -> Float[Tensor, "*rest"]:
     n = len(per_sequence)
-    return per_sequence.std(0) / n**0.5 if n > 1 else torch.full_like(per_sequence[0], torch.nan)
+    return per_sequence.std(0) / n**0.5 if n > 1 else per_sequence.new_full(per_sequence.shape[1:], torch.nan)
