@@ -127,10 +127,10 @@ def resolve_filter(
         for alias, name in aliases.items():
             by_hook[name].append(alias)
         return [h for h, called in by_hook.items() if any(names_filter(c) for c in called)]
-    if not isinstance(names_filter, Iterable):
-        raise UserError(f"names_filter: expected a name, names or a function, got {shown(names_filter)}")
-    asked = [names_filter] if isinstance(names_filter, str) else list(names_filter)
-    names = [aliases.get(n, n) for n in asked]
+    asked: Any = [names_filter] if isinstance(names_filter, str) else names_filter
+    if not isinstance(asked, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in asked):
+        raise UserError(f"names_filter: expected a name, a list of names or a function, got {shown(names_filter)}")
+    names: list[str] = [aliases.get(str(n), str(n)) for n in asked]
     for name in names:
         if name not in hooks:
             raise unknown("hook", name, hooks)

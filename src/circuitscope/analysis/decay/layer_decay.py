@@ -86,7 +86,7 @@ def layer_decay(
         chunk: how many heads (channels) to take at a time; by default about 8 MB of them.
     """
     layer = layer_index(model, layer)
-    name = factors if isinstance(factors, str) else "·".join(factors)
+    name = factors if isinstance(factors, str) else "·".join(map(str, factors))
     return reading_decay(opened(model).reading(tokens, layer), layer, factors, name, chunk)
 
 

@@ -85,6 +85,8 @@ def transition_product(
     """Norms of A_i ⋯ A_{j+1} by lag i − j on these tokens, as `transition_norms` computes them."""
     layer = layer_index(model, layer)
     reading = opened(model).reading(tokens, layer)
+    if not reading.batch:
+        raise UserError("tokens: expected at least one sequence, got none")
     if isinstance(reading.transition, str):
         raise UserError(f"layer {layer} has no transition product: {reading.transition}")
     return transition_norms(reading, sequences=sequences, starts=starts)

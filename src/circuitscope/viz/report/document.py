@@ -53,7 +53,7 @@ class Report:
         target = Path(path) if path is not None else self.runs[0].path / "report.html"
         if path is None and len(self.runs) > 1:
             target = Path(os.path.abspath(self.runs[0].path)).parent / "report.html"
-        if target.is_dir():
+        if os.path.isdir(target):  # False also for a name that is too long
             raise UserError(f"{target} is a folder; give the name of a file, such as {target / 'report.html'}")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
