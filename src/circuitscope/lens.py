@@ -122,7 +122,7 @@ def resolve_filter(
     hooks = list(hooks)
     if names_filter is None:
         return [h for h in hooks if h not in on_demand]
-    if callable(names_filter):
+    if callable(names_filter) and not isinstance(names_filter, type):
         by_hook: dict[str, list[str]] = {h: [h] for h in hooks}
         for alias, name in aliases.items():
             by_hook[name].append(alias)
