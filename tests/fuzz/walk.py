@@ -136,6 +136,8 @@ class Tally:
         self.done += 1
         self.slowest = max(self.slowest, (told.get("seconds", 0.0), told["number"]))
         if "group" in told:
+            if told["group"] not in self.groups:
+                print(f"found at input {told['number']}: {told['group']}", flush=True)
             self.groups.setdefault(told["group"], []).append(told)
         else:
             self.words[f"{told['kind']} {told['word']}"] += 1
