@@ -63,6 +63,12 @@ def test_named_values_change_several_fields_and_the_base_keeps_the_others():
     assert all(t.config.model.d_model == 32 for t in found.trials)
 
 
+def test_an_axis_over_learning_rates_by_group_takes_patterns_as_they_are():
+    slow = {"*.A_log": 0.1, "embed.weight": 2.0}
+    found = grid(axes={"train.lr_groups": {"named": {"all": {}, "slow": slow}}})
+    assert [trial.config.train.lr_groups for trial in found.trials] == [{}, slow]
+
+
 def test_exclusions_leave_out_combinations():
     found = grid(
         axes={"model.preset": ["attention", "mamba"], "train.lr": ["1e-3", "1e-2"]},

@@ -223,8 +223,11 @@ def _combinations(groups: list[dict[str, Values]]) -> Iterator[tuple[dict[str, A
 
 
 def _flat(path: str, value: Any) -> dict[str, Any]:
-    """A mapping as dotted paths, so that it changes the base instead of replacing it."""
-    if not isinstance(value, dict) or not value:
+    """A mapping of fields as dotted paths, so that it changes the base instead of replacing it.
+
+    A mapping with other keys, such as the patterns of train.lr_groups, is one value.
+    """
+    if not isinstance(value, dict) or not value or not all(str(name).isidentifier() for name in value):
         return {path: value}
     return {key: inner for name, part in value.items() for key, inner in _flat(f"{path}.{name}", part).items()}
 
