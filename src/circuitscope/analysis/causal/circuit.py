@@ -38,7 +38,9 @@ from circuitscope.tasks import Batch, Layout, any_value, check_batch
 Step = Literal["binding", "recall"]
 ENOUGH = 0.5  # share of the accuracy that a knockout must cost for a part to count as used
 _OFFSETS = (0, 1, 2, 3)
-_NEEDS = "a circuit needs a task with keys, values and queries, such as mqar, or with repeated blocks, such as induction"
+_NEEDS = (
+    "a circuit needs a task with keys, values and queries, such as mqar, or with repeated blocks, such as induction"
+)
 _DOES = {
     "binding": "at {place}a context value to the key",
     "recall": "at a query to {place}the bound value",
