@@ -74,7 +74,7 @@ def test_two_runs_decay_side_by_side(circuitscope, tmp_path):
     assert header.split() == ["decay", "tiny", "other"]
 
 
-def test_a_run_on_a_task_without_pairs_is_analyzed_without_a_circuit(circuitscope, tmp_path):
+def test_a_run_on_repeated_blocks_is_analyzed_with_its_own_two_steps(circuitscope, tmp_path):
     config = RunConfig.build(
         "attention", "induction", block=4, repeats=2, vocab_size=16, d_model=8, steps=4, eval_every=1, threads=1
     )
@@ -83,13 +83,14 @@ def test_a_run_on_a_task_without_pairs_is_analyzed_without_a_circuit(circuitscop
     assert code == 0
     assert "induction" in out
     assert "off-distribution" not in out
-    code, _, err = circuitscope("analyze", "runs/blocks", "--circuit")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "needs a task with keys, values and queries" in err
+    code, out, _ = circuitscope("analyze", "runs/blocks", "--circuit", "--sequences", "16")
+    assert code == 0
+    assert "previous_token" in out
+    assert "answering with any token of the block gives" in out
 
     code, out, _ = circuitscope("analyze", "runs/blocks", "--all", "--sequences", "16")
     assert code == 0
-    assert "circuit is left out: a recall circuit needs a task with keys, values and queries" in out
+    assert "left out" not in out
     assert "mean ablation" in out
     assert "gradient reach" in out
 

@@ -13,7 +13,7 @@ sizes = {"block": st.integers(2, 12), "repeats": st.integers(2, 5), "extra": st.
 
 @given(**sizes)
 def test_a_start_token_is_followed_by_one_block_of_distinct_tokens_over_and_over(block, repeats, extra):
-    task = Induction(block=block, repeats=repeats, vocab_size=max(4, block + extra))
+    task = Induction(block=block, repeats=repeats, vocab_size=max(4, block + extra), varied=False)
     tokens = task.batch(0, size=3).tokens
     assert tokens.shape == (3, 1 + block * repeats)
     assert (tokens[:, 0] == 0).all()
@@ -24,8 +24,46 @@ def test_a_start_token_is_followed_by_one_block_of_distinct_tokens_over_and_over
 
 
 @given(**sizes)
-def test_the_label_is_the_next_token_wherever_an_earlier_repeat_tells_it(block, repeats, extra):
-    batch = Induction(block=block, repeats=repeats, vocab_size=max(4, block + extra)).batch(0, size=3)
+def test_lengths_and_beginnings_of_blocks_are_drawn_for_each_sequence(block, repeats, extra):
+    task = Induction(block=block, repeats=repeats, vocab_size=max(4, block + extra))
+    batch = task.batch(0, size=3)
+    layout = batch.layout
+    assert batch.tokens.shape == (3, 1 + block * repeats)
+    for tokens, roles, period, first in zip(
+        batch.tokens.tolist(), layout.roles.tolist(), layout.period.tolist(), layout.first_block.tolist(), strict=True
+    ):
+        assert max(2, block / 3) <= period <= block
+        assert 1 <= first <= 1 + block // 3
+        assert roles == [Role.START] + [Role.FILLER] * (first - 1) + [Role.BLOCK] * (len(tokens) - first)
+        assert tokens[0] == 0
+        assert len(set(tokens)) == first + period  # all distinct but for the repeats
+        assert tokens[first:-period] == tokens[first + period :]
+
+
+def test_every_length_of_block_and_every_beginning_occurs():
+    layout = Induction(block=9, repeats=3, vocab_size=50).batch(0, size=500).layout
+    assert set(layout.period.tolist()) == set(range(3, 10))
+    assert set(layout.first_block.tolist()) == set(range(1, 5))
+
+
+def test_a_position_alone_does_not_tell_the_answer():
+    """The best distance to read back from is right in few sequences, while content always tells."""
+    batch = Induction(block=24, repeats=4, vocab_size=500).batch(0, size=200)
+    tokens, labels = batch.tokens, batch.labels
+    assert max(_share_right(tokens, labels, back) for back in range(1, 60)) < 0.2
+
+
+def _share_right(tokens, labels, back):
+    """How often the token so many positions before the next one is the label."""
+    at = torch.arange(tokens.shape[1]) + 1 - back
+    known = (labels != NO_LABEL) & (at >= 0)
+    return (tokens[:, at.clamp(min=0)] == labels)[known].float().sum() / (labels != NO_LABEL).sum()
+
+
+@given(**sizes, varied=st.booleans())
+def test_the_label_is_the_next_token_wherever_an_earlier_repeat_tells_it(block, repeats, extra, varied):
+    task = Induction(block=block, repeats=repeats, vocab_size=max(4, block + extra), varied=varied)
+    batch = task.batch(0, size=3)
     for tokens, labels in zip(batch.tokens.tolist(), batch.labels.tolist(), strict=True):
         for at, label in enumerate(labels):
             seen_before = tokens[at] in tokens[1:at]
@@ -36,11 +74,12 @@ def test_the_label_is_the_next_token_wherever_an_earlier_repeat_tells_it(block, 
 
 
 def test_roles_and_period_say_where_the_blocks_are():
-    batch = Induction(block=5, repeats=3, vocab_size=20).batch(0, size=2)
+    batch = Induction(block=5, repeats=3, vocab_size=20, varied=False).batch(0, size=2)
     layout = batch.layout
+    assert (layout.period == 5).all()
     assert (layout.roles[:, 0] == Role.START).all()
     assert (layout.roles[:, 1:] == Role.BLOCK).all()
-    assert torch.equal(batch.tokens[:, 1 : -layout.period], batch.tokens[:, 1 + layout.period :])
+    assert torch.equal(batch.tokens[:, 1:-5], batch.tokens[:, 6:])
     with pytest.raises(ValueError, match="no key-value pairs"):
         layout.answer_pos()
 

@@ -86,7 +86,6 @@ def test_a_part_of_a_batch_has_its_part_of_the_layout(name, rows):
     batch = cs.task(name, **TASKS[name].small).batch(0, size=6)
     part, places = batch.part(rows), torch.arange(6)[rows].tolist()
     assert len(part) == 3
-    assert part.layout.period == batch.layout.period
     for one, row in enumerate(places):
         assert torch.equal(part.tokens[one], batch.tokens[row])
         assert torch.equal(part.labels[one], batch.labels[row])

@@ -22,7 +22,8 @@ class Layout:
 
     In pair p of an example, the key at `key_pos[:, p]` is bound to the value at `value_pos[:, p]`. Query q
     stands at `query_pos[:, q]` and asks for pair `query_pair[:, q]`. These are None for tasks without pairs.
-    `period` is the block length of repeated sequences: tokens at i and i + period are equal from position 1 on.
+    `period` is the block length of repeated sequences, one for all or one for each: tokens at i and i + period are
+    equal from position `first_block` on.
     """
 
     roles: Int8[Tensor, "batch pos"]
@@ -30,7 +31,8 @@ class Layout:
     value_pos: Int[Tensor, "batch pair"] | None = None
     query_pos: Int[Tensor, "batch query"] | None = None
     query_pair: Int[Tensor, "batch query"] | None = None
-    period: int | None = None
+    period: int | Int[Tensor, " batch"] | None = None
+    first_block: int | Int[Tensor, " batch"] = 1
 
     @staticmethod
     def of_pairs(length: int, *, key_pos: Any, value_pos: Any, query_pos: Any, query_pair: Any) -> "Layout":
@@ -78,7 +80,8 @@ class Layout:
                 count = positions.shape[1]
                 parts.append(f"{count} {one if count == 1 else several}")
         if self.period is not None:
-            parts.append(f"period {self.period}")
+            low, high = torch.as_tensor(self.period).aminmax()
+            parts.append(f"period {low}" if low == high else f"periods {low} to {high}")
         roles = ", ".join(Role(number).name for number in self.roles.unique().tolist())
         return f"Layout({', '.join(parts)}; roles: {roles})"
 

@@ -7,31 +7,42 @@ import torch
 from pydantic import Field, model_validator
 
 from circuitscope.errors import UserError
-from circuitscope.section import Unit
+from circuitscope.section import Added, Unit
 from circuitscope.tasks.base import register
 from circuitscope.tasks.batch import NO_LABEL, Batch, Layout
 from circuitscope.tasks.roles import Role
-from circuitscope.tasks.streams import I64, distinct, words
+from circuitscope.tasks.streams import I64, below, distinct, words
 from circuitscope.tasks.token_task import TokenTask
 
 
 @register("induction")
 class Induction(TokenTask):
-    """`0 s s … s`: a start token, then a block s of n distinct random tokens, r times.
+    """`0 f … f s s … s`: a start token, some other tokens f, then a block s of distinct random tokens over and over.
 
-    From the second repeat on, where the next token can be known, it is the label.
+    From the second repeat on, where the next token can be known, it is the label. The length of the block and the
+    place where it begins are drawn for each sequence, so a position alone does not tell where the answer stands: a
+    model has to find the earlier occurrence of the token that it reads. With `varied` false every sequence repeats a
+    block of one length from position 1 on; prefix matching is scored on such sequences.
     """
 
-    roles = (Role.START, Role.BLOCK)
+    roles = (Role.START, Role.FILLER, Role.BLOCK)
     features = frozenset({"period"})
     small: ClassVar = {"block": 6, "repeats": 3, "vocab_size": 64}
 
     name: Literal["induction"] = "induction"
     block: Annotated[int, Unit("tokens")] = Field(
-        default=25, ge=2, le=2**20, description="length n of the block; less than vocab_size"
+        default=25, ge=2, le=2**20, description="length n of the longest block; less than vocab_size"
     )
     repeats: Annotated[int, Unit("blocks")] = Field(
-        default=4, ge=2, le=2**20, description="how often the block occurs, r; a sequence has 1 + n · r tokens"
+        default=4,
+        ge=2,
+        le=2**20,
+        description="how often the longest block occurs, r; a sequence has 1 + n · r tokens",
+    )
+    varied: Annotated[bool, Added(3, before=False)] = Field(
+        default=True,
+        description="draw for each sequence the length of its block, from a third of n to n, and the number of tokens"
+        " before it, up to a third of n; false: every block has length n and begins at position 1",
     )
 
     @model_validator(mode="after")
@@ -53,16 +64,27 @@ class Induction(TokenTask):
         block = min(25, (max_length - 1) // 4, vocab_size - 1)
         if block < 2:
             raise UserError(f"induction sequences need at least 9 positions, the model has {max_length}")
-        return cls(block=block, repeats=4, vocab_size=vocab_size)
+        return cls(block=block, repeats=4, varied=False, vocab_size=vocab_size)
 
     def generate(self, key: int, examples: I64) -> Batch:
-        block = 1 + distinct(words(key, examples, 2 * self.block), self.vocab_size - 1)
+        period, before, drawn = self._draw(key, examples)
+        at = np.arange(self.max_length - 1) - before[:, None]  # counted from the first block
         tokens = np.zeros((len(examples), self.max_length), dtype=np.int64)
-        tokens[:, 1:] = np.tile(block, self.repeats)
+        tokens[:, 1:] = np.take_along_axis(drawn, np.where(at < 0, self.block - 1 - at, at % period[:, None]), axis=1)
         labels = np.full_like(tokens, NO_LABEL)
-        first = 1 + self.block
-        labels[:, first:-1] = tokens[:, first + 1 :]
-        roles = np.full(tokens.shape, Role.BLOCK, dtype=np.int8)
-        roles[:, 0] = Role.START
-        layout = Layout(torch.from_numpy(roles), period=self.block)
-        return Batch(torch.from_numpy(tokens), torch.from_numpy(labels), layout)
+        labels[:, 1:-1] = np.where(at[:, :-1] >= period[:, None], tokens[:, 2:], NO_LABEL)
+        roles = np.full(tokens.shape, Role.START, dtype=np.int8)
+        roles[:, 1:] = np.where(at < 0, Role.FILLER, Role.BLOCK)
+        blocks = {"period": torch.from_numpy(period), "first_block": torch.from_numpy(1 + before)}
+        return Batch(torch.from_numpy(tokens), torch.from_numpy(labels), Layout(torch.from_numpy(roles), **blocks))
+
+    def _draw(self, key: int, examples: I64) -> tuple[I64, I64, I64]:
+        """Per example: the length of its block, how many tokens stand before it, and its tokens: block, then others."""
+        n, tokens = self.block, self.vocab_size - 1
+        if not self.varied:
+            fixed = np.full(len(examples), n), np.zeros(len(examples), dtype=np.int64)
+            return *fixed, 1 + distinct(words(key, examples, 2 * n), tokens)
+        shortest, others = max(2, -(-n // 3)), min(n // 3, tokens - n)
+        drawn = words(key, examples, 2 * (n + others) + 2)
+        period, before = shortest + below(drawn[:, -2], n - shortest + 1), below(drawn[:, -1], others + 1)
+        return period, before, 1 + distinct(drawn[:, :-2], tokens)

@@ -10,7 +10,7 @@ from circuitscope.analysis.causal.interventions import Effect
 from circuitscope.analysis.scores.head_weights import compositions
 from circuitscope.errors import UserError
 from circuitscope.tasks import NO_LABEL, Batch
-from planted import planted_conv_mamba, planted_induction, planted_task
+from planted import VOCAB, planted_conv_mamba, planted_induction, planted_task
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +41,24 @@ def test_its_sentences_name_score_and_knockout(induction):
     assert binding.startswith("L0H0 moves 1.00 of its weight at a context value to the key; removing those edges costs")
     assert recall.startswith("L1H0 moves 1.00 of its weight at a query to the bound value; removing those edges costs")
     assert "K-composition" in together
+
+
+def test_on_repeated_blocks_the_same_heads_are_the_previous_token_head_and_the_induction_head():
+    blocks = cs.task("induction", block=7, repeats=3, vocab_size=VOCAB).batch(0, split="test", size=32)
+    found = find_circuit(planted_induction(), blocks)
+    assert (found.binding.place, found.recall.place) == ("L0H0", "L1H0")
+    assert (found.binding.edges, found.recall.edges) == ("previous_token", "induction")
+    assert 1 / 7 < found.chance < 1 / 3
+    binding, recall, together = found.sentences()
+    assert "L0H0 moves 1.00 of its weight to the position before; removing those edges costs" in binding
+    assert "at a repeated token to the token after its earlier occurrences; removing those edges costs" in recall
+    assert "K-composition" in together
+
+
+def test_sequences_without_pairs_and_without_blocks_have_no_circuit():
+    plain = Batch(BATCH.tokens, BATCH.labels, cs.Layout(BATCH.layout.roles))
+    with pytest.raises(UserError, match="repeated blocks, such as induction"):
+        find_circuit(planted_induction(), plain)
 
 
 def test_idle_heads_are_tried_and_not_chosen(induction):
@@ -88,12 +106,6 @@ def test_rows_bring_the_circuit_back(induction):
     again = circuit_of(rows)
     assert again.sentences() == induction.sentences()
     assert len(again.tried) == len(induction.tried)
-
-
-def test_a_task_without_pairs_is_refused():
-    batch = cs.task("induction", block=5, repeats=2, vocab_size=64).batch(0, size=2)
-    with pytest.raises(UserError, match="needs a task with keys, values and queries"):
-        find_circuit(planted_induction(), batch)
 
 
 @pytest.mark.parametrize(

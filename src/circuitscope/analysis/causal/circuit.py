@@ -4,6 +4,10 @@ Recall needs two steps: somewhere a value meets its key (binding), and a query r
 (recall). In two layers of attention the value itself reads the key, and the query reads the value. A short
 conv may bring both to a position after the value, where a scan may read them. So both steps are tried
 at the value and at the positions after it.
+
+On repeated blocks every token is the value of the one before it, and the key of the next: binding is the edge to the
+position before (a previous-token head), and recall the edge to the token after an earlier occurrence (an induction
+head).
 """
 
 import math
@@ -19,7 +23,7 @@ from circuitscope.analysis.measured import measured
 from circuitscope.analysis.reading.gradients import without_gradients
 from circuitscope.analysis.reading.opened import matrices, opened
 from circuitscope.analysis.registry import Row, analysis
-from circuitscope.analysis.scores.edges import named_edges
+from circuitscope.analysis.scores.edges import OFFSET, named_edges
 from circuitscope.analysis.scores.head_weights import compositions
 from circuitscope.analysis.scores.held_out import HeldOut
 from circuitscope.analysis.scores.weight_on_edges import summarize, weightings_of, weights_on
@@ -29,11 +33,20 @@ from circuitscope.lens import HookedModel
 from circuitscope.mixers.reading import Product
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs.run import Run
-from circuitscope.tasks import Batch, any_value, check_batch
+from circuitscope.tasks import Batch, Layout, any_value, check_batch
 
 Step = Literal["binding", "recall"]
 ENOUGH = 0.5  # share of the accuracy that a knockout must cost for a part to count as used
 _OFFSETS = (0, 1, 2, 3)
+_NEEDS = (
+    "a circuit needs a task with keys, values and queries, such as mqar, or with repeated blocks, such as induction"
+)
+_DOES = {
+    "binding": "at {place}a context value to the key",
+    "recall": "at a query to {place}the bound value",
+    "previous_token": "to the position before",
+    "induction": "at a repeated token to the token after its earlier occurrences",
+}
 
 
 @dataclass(frozen=True)
@@ -72,11 +85,8 @@ class Part:
         """What the part does, since which step (if that is known), and the evidence for it."""
         after = int(self.edges.partition("+")[2] or 0)
         place = {0: "", 1: "the position after "}.get(after, f"{after} positions after ")
-        moves = f"{self.place} moves {self.weight:.2f} of its weight"
-        if self.step == "binding":
-            does = f"{moves} at {place}a context value to the key"
-        else:
-            does = f"{moves} at a query to {place}the bound value"
+        where = _DOES[self.edges.partition("+")[0]].format(place=place)
+        does = f"{self.place} moves {self.weight:.2f} of its weight {where}"
         e = self.effect
         when = "" if since is None else f" from step {since:.0f}"
         return (
@@ -93,11 +103,11 @@ class Circuit:
     binding: Part | None
     recall: Part | None
     composition: float | None  # of the two heads through the keys, above that of random weights; attention only
-    chance: float  # accuracy of answering with any value of the context
+    chance: float  # accuracy of answering with any value of the context, or with any token of the repeated block
 
     @property
     def solved(self) -> bool:
-        """Whether accuracy is more than 2 points above that of answering with any value of the context."""
+        """Whether accuracy is more than 2 points above chance."""
         return bool(self.tried) and self.tried[0].effect.before > self.chance + 0.02
 
     @property
@@ -119,8 +129,8 @@ class Circuit:
         """The verdict in words; `since` gives the steps since which binding and recall are there."""
         if self.tried and not self.solved:
             return [
-                f"no recall to explain: accuracy {self.tried[0].effect.before:.2f}, and answering with any value of"
-                f" the context gives {self.chance:.2f}"
+                f"no recall to explain: accuracy {self.tried[0].effect.before:.2f}, and answering with any"
+                f" {_answer(self.tried[0])} gives {self.chance:.2f}"
             ]
         lines = []
         for step, part in (("binding", self.binding), ("recall", self.recall)):
@@ -185,8 +195,8 @@ COLUMNS = {
 
 def _no_circuit(run: Run) -> str:
     batch = run.config.task.batch(0, size=1)
-    if batch.layout.value_pos is None:
-        return "a recall circuit needs a task with keys, values and queries, such as mqar"
+    if not _edges_of_steps(batch.layout):
+        return _NEEDS
     untrained = HookedLM(run.config.model).eval()  # what a layer offers does not depend on its weights
     has_phi = any(reading.factors for _, reading in opened(untrained).walk(batch.tokens))
     return "" if has_phi else "no layer has Φ, so there is no circuit to look for"
@@ -269,24 +279,47 @@ def circuit_of(rows: pd.DataFrame) -> Circuit:
 def find_circuit(model: HookedModel, batch: Batch) -> Circuit:
     """Tries both steps in every layer and factor, at the value and up to 3 positions after it.
 
-    Positions after the value are tried only where no place carries the step at the value itself.
+    Positions after the value are tried only where no place carries the step at the value itself, and not on repeated
+    blocks, where they are values too.
     """
     check_batch(batch)
-    if batch.layout.value_pos is None:
-        raise UserError("a recall circuit needs a task with keys, values and queries, such as mqar")
+    steps = _edges_of_steps(batch.layout)
+    if not steps:
+        raise UserError(_NEEDS)
     tried: list[Part] = []
     best: dict[Step, Part | None] = {}
-    for step in ("binding", "recall"):
+    for step, edges in steps.items():
         best[step] = None
-        for offset in _OFFSETS:
-            here = list(_parts(model, batch, step, f"{step}+{offset}" if offset else step))
+        for offset in _OFFSETS if edges in OFFSET else (0,):
+            here = list(_parts(model, batch, step, f"{edges}+{offset}" if offset else edges))
             tried += here
             used = [p for p in here if p.used]
             if used:
                 best[step] = max(used, key=_rank)
                 break
     binding, recall = best["binding"], best["recall"]
-    return Circuit(tried, binding, recall, _composition(model, binding, recall), float(any_value(batch).mean()))
+    return Circuit(tried, binding, recall, _composition(model, binding, recall), _chance(batch))
+
+
+def _edges_of_steps(layout: Layout) -> dict[Step, str]:
+    """The edges that each step needs on sequences with this layout; empty if it has neither pairs nor blocks."""
+    if layout.value_pos is not None:
+        return {"binding": "binding", "recall": "recall"}
+    return {"binding": "previous_token", "recall": "induction"} if layout.period is not None else {}
+
+
+def _chance(batch: Batch) -> float:
+    """Accuracy of answering with any value of the context, or with any token of the repeated block."""
+    if batch.layout.value_pos is not None:
+        return float(any_value(batch).mean())
+    assert batch.layout.period is not None
+    where, _ = batch.labelled()
+    periods = torch.as_tensor(batch.layout.period).expand(len(batch))[where // batch.tokens.shape[1]]
+    return float((1 / periods).mean())
+
+
+def _answer(part: Part) -> str:
+    return "value of the context" if part.edges.partition("+")[0] in OFFSET else "token of the block"
 
 
 def _rank(part: Part) -> float:

@@ -195,5 +195,6 @@ def _repeats(layout: Layout, name: str, after: int) -> Edges:
     batch, length = layout.roles.shape
     dest, src = torch.arange(length)[:, None], torch.arange(length)[None, :]
     back = dest - src + after
-    mask = (back > 0) & (back % layout.period == 0) & (src >= 1 + after)
+    period, first = (torch.as_tensor(x).reshape(-1, 1, 1) for x in (layout.period, layout.first_block))
+    mask = (back > 0) & (back % period == 0) & (src >= first + after)
     return Edges.of(name, mask.expand(batch, -1, -1))

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from circuitscope.analysis.checkpoints.in_order import readable_at_once
@@ -101,8 +102,7 @@ def copying_rows(model: HookedModel, data: HeldOut) -> Iterator[Row]:
     """Copying of attention heads on random tokens, and on the values of the task's own sequences."""
     if data.repeats is None:
         return
-    assert data.repeats.layout.period is not None
-    blocks = {"copying": data.repeats.tokens[:, 1 : 1 + data.repeats.layout.period]}
+    blocks = {"copying": _one_block(data.repeats)}
     if data.own.layout.value_pos is not None and data.own.layout.value_pos.shape[1] > 1:
         values = data.own.tokens.gather(1, data.own.layout.value_pos)
         if distinct(values):  # a task may bind two keys to one value
@@ -112,6 +112,15 @@ def copying_rows(model: HookedModel, data: HeldOut) -> Iterator[Row]:
             value, stderr, n = summarize(per_sequence)
             for head, (v, e) in enumerate(zip(value.tolist(), stderr.tolist(), strict=True)):
                 yield _row(name, "share", v, e, n, layer=layer, head=head, factor="ov", unit="head")
+
+
+def _one_block(batch: Batch) -> Int[Tensor, "batch token"]:
+    """The first tokens of each sequence's block, as many as the shortest block has."""
+    assert batch.layout.period is not None
+    size = int(torch.as_tensor(batch.layout.period).min())
+    first = torch.as_tensor(batch.layout.first_block).reshape(-1, 1)
+    at = (first + torch.arange(size)).expand(len(batch), -1)
+    return batch.tokens.gather(1, at)
 
 
 @row_score(
