@@ -106,9 +106,8 @@ class _Drawing:
             **({"window": _WINDOW} if self.any_window else {}),
         }
         rows = -(-len(self.panels) // self.columns)
-        width = {1: 5.5, 2: 6.5}.get(self.columns, 8.0)
         height = rows * (sum(self.parts.values()) + 0.35 * len(self.parts)) + 0.3
-        self.figure = Sheet(table=self.table, figsize=(width, height), layout="constrained")
+        self.figure = Sheet(table=self.table, figsize=(8 if self.columns > 2 else 7, height), layout="constrained")
         ratios = list(self.parts.values()) * rows
         self.grid = self.figure.add_gridspec(len(ratios), self.columns, height_ratios=ratios)
 
@@ -135,9 +134,9 @@ class _Drawing:
             if column == 0:
                 axes["metric"].set_ylabel(self.value)
                 if "strip" in axes:
-                    axes["strip"].set_ylabel("circuit", rotation=0, ha="right", va="center", labelpad=10)
+                    axes["strip"].set_ylabel("circuit", rotation=0, ha="right", va="center", labelpad=13)
                 if "window" in axes:
-                    axes["window"].set_ylabel("window\n(decades)")
+                    axes["window"].set_ylabel(f"window: decades\nat {self.threshold:g} or more")
         self.figure.suptitle(written(title), x=0.01, ha="left")
         legend_below(self.figure, list(self._legend()))
 
@@ -184,7 +183,7 @@ class _Drawing:
         named = powers if 1 < len(powers) <= _MOST_TICKS + 1 else self.values[::every]
         axes.xaxis.set_major_locator(FixedLocator(named))
         axes.xaxis.set_minor_locator(FixedLocator(self.values))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _short(x)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _short(x) if self.log else f"{x:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlim(self._aside(self.values[0], -0.7), self._aside(self.values[-1], 0.7))
 
@@ -221,9 +220,9 @@ class _Drawing:
             _windows(axes, rows["steps"], rows, colour, 3.0)
             axes.fill_between(rows["steps"].astype(float), rows["low"], rows["high"], color=colour, alpha=0.15, lw=0)
             self._keep("window on validation", panel, line, rows.rename(columns={"steps": "x"}))
-        longest = 0.0
+        here = self.windows[self.windows["panel"] == panel]
+        longest = float((here if len(here) else self.windows)["steps"].max())
         for i, line, rows, colour, _ in self._of(self.windows, panel):
-            longest = max(longest, float(rows["steps"].max()))
             aside = rows["steps"] * (1 + _DODGE * (i + 1)) if len(self.budgets) else rows["steps"] * 0 + i
             _windows(axes, aside, rows, colour, 4.5)
             bars = rows[rows["low"].notna()]
@@ -236,11 +235,11 @@ class _Drawing:
             axes.xaxis.set_major_locator(FixedLocator([t for t in _EVEN.tick_values(0, longest) if t <= longest]))
             axes.axvspan(longest, axes.get_xlim()[1], color=GREY, alpha=0.1, lw=0)
         else:
-            axes.set_xlabel(f"after {longest:.0f} training steps" if longest else "")
+            axes.set_xlabel(f"after {longest:.0f} training steps")
             axes.set_xlim(-1, len(self.lines))
             axes.set_xticks([])
         both = pd.concat([table[["value", "high"]] for table in (self.windows, self.budgets) if len(table)])
-        axes.set_ylim(0, float(both.max(axis=None)) * 1.08)
+        axes.set_ylim(0, max(float(both[column].max()) for column in both) * 1.08)
 
     def _legend(self) -> Iterable[Any]:
         for line, (colour, style) in self.pens.items() if len(self.lines) > 1 or self.lines[0] else ():
@@ -256,27 +255,26 @@ class _Drawing:
             word = "" if (self.trials["value"] >= self.threshold).any() else ", reached by no trial"
             yield line_entry(f"{self.threshold:g}{word}", GREY, ls="--", lw=0.8)
         if self.trials["chance"].notna().any():
-            yield line_entry("1/k: any value of the context", GREY, ls=":", lw=1)
+            yield line_entry("any value of the context (1/k)", GREY, ls=":", lw=1)
         for step in self.measured:
             yield Patch(color=MISSING[step][1], lw=0, label=MISSING[step][0])
         if self.any_window:
             yield from self._legend_of_windows()
 
     def _legend_of_windows(self) -> Iterable[Any]:
-        level = f"at or above {self.threshold:g}"
-        yield Line2D(
-            [], [], color=GREY, marker="o", ms=4.5, lw=0, label=f"window {level} on test, 95% interval over seeds"
-        )
+        yield Line2D([], [], color=GREY, marker="o", ms=4.5, lw=0, label="window on test")
+        if self.windows["low"].notna().any():
+            yield Line2D([], [], color=GREY, lw=1.2, label="bar, band of windows: 95% interval")
         if len(self.budgets):
-            yield line_entry("the same for shorter runs, on validation", GREY, marker="o", ms=3, lw=1.2)
+            yield line_entry("window of shorter runs, on validation", GREY, marker="o", ms=3, lw=1.2)
         if pd.concat([self.windows["at_least"], self.budgets.get("at_least", pd.Series())]).any():
-            yield Line2D([], [], color=GREY, marker="^", ms=5, ls="", label="at least: reaches an end of the grid")
+            yield Line2D([], [], color=GREY, marker="^", ms=5, ls="", label="at least: at an end of the grid")
 
 
 def _short(x: float) -> str:
-    """A number for a tick: 64, 0.5, 2.2e-3."""
+    """A number for a tick of a log scale: 64, 2.2e-3."""
     digits, _, power = f"{x:.1e}".partition("e")
-    return f"{x:g}" if 0.01 < abs(x) < 1e5 or x == 0 else f"{digits.removesuffix('.0')}e{int(power)}"
+    return f"{x:g}" if 1 <= x < 1e5 else f"{digits.removesuffix('.0')}e{int(power)}"
 
 
 def _windows(axes: Axes, x: pd.Series, rows: pd.DataFrame, colour: str, size: float) -> None:
