@@ -59,12 +59,12 @@ class Mean:
     @staticmethod
     def of(values: Iterable[float], least: float = -math.inf, most: float = math.inf) -> "Mean":
         """The mean of values that lie between `least` and `most`."""
-        from scipy.stats import t  # type: ignore[import-untyped]
+        from scipy.special import stdtrit
 
         known = pd.Series(list(values), dtype=float).dropna()
         if len(known) < 2:
             return Mean(float(known.mean()), math.nan, math.nan, len(known))
-        reach = float(t.ppf((1 + _CONFIDENCE) / 2, len(known) - 1) * known.sem())
+        reach = float(stdtrit(len(known) - 1, (1 + _CONFIDENCE) / 2) * known.sem())
         value = float(known.mean())
         return Mean(value, max(value - reach, least), min(value + reach, most), len(known))
 

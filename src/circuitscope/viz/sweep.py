@@ -208,8 +208,8 @@ class _Drawing:
                         self._keep(MISSING[step][0], panel, line, drawn)
                         bottom += height
             if len(self.lines) > 1:
-                beside = axes.get_yaxis_transform()
-                axes.plot([-0.03, -0.008], [i + 0.5] * 2, transform=beside, color=colour, ls=style, lw=2, clip_on=False)
+                beside, left = axes.get_yaxis_transform(), [-0.006 - 0.008 * self.columns, -0.003 * self.columns]
+                axes.plot(left, [i + 0.5] * 2, transform=beside, color=colour, ls=style, lw=2, clip_on=False)
         axes.set_ylim(len(self.lines), 0)
         axes.set_yticks([])
         axes.spines[["left", "right", "top"]].set_visible(False)
@@ -239,7 +239,8 @@ class _Drawing:
             axes.set_xlim(-1, len(self.lines))
             axes.set_xticks([])
         both = pd.concat([table[["value", "high"]] for table in (self.windows, self.budgets) if len(table)])
-        axes.set_ylim(0, max(float(both[column].max()) for column in both) * 1.08)
+        highest = max(float(both[column].max()) for column in both)
+        axes.set_ylim(-0.04 * highest, 1.08 * highest)
 
     def _legend(self) -> Iterable[Any]:
         for line, (colour, style) in self.pens.items() if len(self.lines) > 1 or self.lines[0] else ():
