@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 import yaml
+
 from made_up_sweeps import made_up_sweep
 
 TRAIN = {"steps": 4, "batch_size": 8, "eval_every": 2, "eval_batches": 1, "eval_batch_size": 8}
@@ -131,5 +132,5 @@ def test_a_sweep_ends_with_the_rate_chosen_on_validation_and_its_accuracy_on_tes
     assert code == 0
     *_, columns, numbers, last = out.splitlines()
     assert columns.split("  ")[0].strip() == "rate chosen on validation"
-    assert numbers.split() == "0.001 0.980 (0.980 to 0.980) 3 1.00 (1.00 to 1.00)".split()
+    assert numbers.split() == ["0.001", "0.980", "(0.980", "to", "0.980)", "3", "1.00", "(1.00", "to", "1.00)"]
     assert last.startswith("12 of 12 trials done")

@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-from made_up_sweeps import RATES, made_up_sweep
 
 from circuitscope.errors import UserError
 from circuitscope.sweeps.cells import Cells
 from circuitscope.sweeps.sweep import Sweep
 from circuitscope.sweeps.windows import Mean, choices, window, windows, windows_by_budget
+from made_up_sweeps import RATES, made_up_sweep
 
 STUDY = Path(__file__).parents[2] / "studies" / "one_layer_attention"
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from laid_out import assert_legend_apart, entries
-from made_up_sweeps import RATES, made_up_sweep
 
 from circuitscope.sweeps.cells import Cells
 from circuitscope.sweeps.windows import choices, windows, windows_by_budget
 from circuitscope.viz.sweep import MISSING, sweep
+from made_up_sweeps import RATES, made_up_sweep
 
 AXES = {"model.preset": ["attention", "mamba"], "train.lr": RATES, "train.seed": {"seeds": 3}}
 
