@@ -1,7 +1,10 @@
 """`circuitscope sweep` and `circuitscope runs` on the command line."""
 
+import pandas as pd
 import pytest
 import yaml
+
+from made_up_sweeps import made_up_sweep
 
 TRAIN = {"steps": 4, "batch_size": 8, "eval_every": 2, "eval_batches": 1, "eval_batch_size": 8}
 BASE = {"model": {"d_model": 8, "n_layers": 1}, "task": {"length": 16, "pairs": 2, "vocab_size": 64}, "train": TRAIN}
@@ -64,6 +67,9 @@ def test_trials_by_digest_leave_rows_that_the_sweep_collects(circuitscope):
         (["sweep", "tiny.yaml", "--pause", "--dry-run"], "give one of"),
         (["sweep", "tiny.yaml", "--jobs", "0"], "jobs"),
         (["runs", "--sweep", "tinny"], "unknown sweep 'tinny'"),
+        (["plot", "sweep", "nothing.yaml"], "no grid: nothing.yaml does not exist"),
+        (["plot", "sweep", "tiny.yaml"], "no trial of tiny that is done"),
+        (["plot", "sweep", "tiny.yaml", "--out", "a.gif"], ".png, .svg, .pdf"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(circuitscope, arguments, says):
@@ -83,3 +89,48 @@ def test_a_folder_with_too_long_a_name_holds_no_sweeps(circuitscope):
     code, _, err = circuitscope("runs", "--sweep", "x", "--runs", "a" * 3000)
     assert code == 2
     assert len(err.splitlines()) == 1
+
+
+def at_one_rate(trial):
+    """Every seed passes at 1e-3 alone; the last rate of the last seed is not done."""
+    if (trial.values["train.lr"], trial.values["train.seed"]) == (1e-1, 2):
+        return None
+    return {"accuracy": 0.98 if trial.values["train.lr"] == 1e-3 else 0.2}
+
+
+def test_a_sweep_is_drawn_from_its_tables_without_any_run(circuitscope, tmp_path):
+    made_up_sweep(tmp_path / "study", at_one_rate)
+    (tmp_path / "study" / "results.parquet").unlink()
+    (tmp_path / "study" / "curves.csv").unlink()  # left: grid.yaml and results.csv
+    code, out, err = circuitscope("plot", "sweep", "study", "--data")
+    assert code == 0, err
+    assert out.split() == ["study/figures/sweep.png", "study/figures/sweep.csv"]
+    assert err.splitlines() == [
+        "no window by budget: it needs curves.csv, or a grid with fractions: [0.25, 0.5, 1]",
+        "1 of 12 trials are not done; a seed has a window when all its rates are",
+    ]
+    drawn = pd.read_csv("study/figures/sweep.csv").set_index("curve")
+    assert drawn.loc["test accuracy"].value.tolist() == [0.2, 0.98, 0.2, 0.2]
+    assert drawn.loc["chosen on validation"].x == 1e-3
+    assert drawn.loc["window on test"][["value", "seeds"]].tolist() == [1.0, 2]
+    assert sorted(path.name for path in (tmp_path / "study").iterdir()) == ["figures", "grid.yaml", "results.csv"]
+
+
+def test_any_column_of_numbers_can_be_drawn_and_has_no_window(circuitscope, tmp_path):
+    made_up_sweep(tmp_path / "study", lambda trial: {"accuracy": 0.99, "seconds": 12.5})
+    code, out, err = circuitscope("plot", "sweep", "study", "--metric", "seconds", "--out", "s.svg", "--data")
+    assert (code, out.split(), err) == (0, ["s.svg", "s.csv"], "")
+    assert set(pd.read_csv("s.csv").curve) == {"seconds"}
+    code, _, err = circuitscope("plot", "sweep", "study", "--metric", "second")
+    assert code == 2
+    assert "unknown column of numbers 'second'; did you mean 'seconds'?" in err
+
+
+def test_a_sweep_ends_with_the_rate_chosen_on_validation_and_its_accuracy_on_test(circuitscope, tmp_path):
+    made_up_sweep(tmp_path / "study", lambda trial: at_one_rate(trial) or {"accuracy": 0.2})
+    code, out, _ = circuitscope("sweep", "study")
+    assert code == 0
+    *_, columns, numbers, last = out.splitlines()
+    assert columns.split("  ")[0].strip() == "rate chosen on validation"
+    assert numbers.split() == ["0.001", "0.980", "(0.980", "to", "0.980)", "3", "1.00", "(1.00", "to", "1.00)"]
+    assert last.startswith("12 of 12 trials done")

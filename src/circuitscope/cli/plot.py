@@ -1,4 +1,4 @@
-"""`circuitscope plot`: figures of runs."""
+"""`circuitscope plot`: figures of runs and sweeps."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 80  # letters of the names of other runs in the name of a figure
 
-app = typer.Typer(no_args_is_help=True, help="Draw figures of runs.")
+app = typer.Typer(no_args_is_help=True, help="Draw figures of runs and sweeps.")
 
 Runs = Annotated[list[Path] | None, typer.Argument(help="Runs to draw; by default the newest.", show_default=False)]
 Out = Annotated[
@@ -143,6 +143,65 @@ def probes(
     frame = pd.concat([table.assign(run=label) for label, table in tables.items()], ignore_index=True)
     bumps = by_label(chosen, [_bump(run) for run in chosen])
     _end(draw(frame, bump=bumps, axis=axis), chosen, out, f"probe-{definition.name}", data)
+
+
+@app.command()
+def sweep(
+    grid: Annotated[Path, typer.Argument(help="Grid: a YAML file, or a folder with a grid.yaml.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write: .png, .svg or .pdf.", show_default="in figures beside results.csv"),
+    ] = None,
+    data: Numbers = False,
+    threshold: Annotated[
+        float, typer.Option(help="Level at or above which a learning rate belongs to the window.")
+    ] = 0.95,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Column of results.csv to draw.", show_default="the task's metric on test, best checkpoint"),
+    ] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder that holds the runs.", show_default="$CIRCUITSCOPE_RUNS or runs")
+    ] = None,
+) -> None:
+    """Accuracy by learning rate for each model of a sweep, the learning-rate window, and the missing step.
+
+    It needs the grid and its results.csv, not the runs. Curves are means over seeds; rings mark the rates chosen on
+    validation. The window is the decades of learning rate at or above --threshold.
+    """
+    from circuitscope.errors import UserError, escaped
+    from circuitscope.progress import watching
+    from circuitscope.sweeps.cells import Cells
+    from circuitscope.sweeps.sweep import Sweep
+    from circuitscope.sweeps.windows import choices, windows, windows_by_budget
+    from circuitscope.viz.style import check_ending, save
+    from circuitscope.viz.sweep import sweep as draw
+
+    check_ending(out)
+    found = Sweep.open(grid, runs)
+    found.collect()
+    cells = Cells.of(found.grid, found.results, metric)
+    numbers: dict[str, Any] = {}
+    notes = []
+    if cells.by_rate and cells.is_metric:
+        numbers = {"choices": choices(cells), "windows": windows(cells, threshold), "threshold": threshold}
+        try:
+            numbers["budgets"] = windows_by_budget(cells, found.grid, found.results, threshold)
+        except UserError as error:
+            notes.append(str(error))
+    if missing := int((cells.trials["state"] == "").sum()):
+        notes.append(
+            f"{missing} of {len(cells.trials)} trials are not done; a seed has a window when all its rates are"
+        )
+    title = f"{found.grid.name}: {cells.value_words} by {cells.x_words}"
+    figure = draw(
+        cells.trials, title=title, x=cells.x_words, value=cells.value_words, log=cells.by_rate or None, **numbers
+    )
+    with watching() as progress:
+        for note in notes:
+            progress.say(note)
+    for path in save(figure, out or found.results.folder / "figures" / "sweep.png", data=data):
+        print(escaped(path))
 
 
 def _axis(log_steps: bool, first: int | None, last: int | None) -> "StepAxis":

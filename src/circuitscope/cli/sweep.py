@@ -114,6 +114,7 @@ def _all(found: "Sweep", jobs: int | None, minutes: float | None) -> None:
                 watch.ended(str(row["digest"]), _outcome(row))
         except KeyboardInterrupt:
             stopped = True
+    _summarize(found)
     left = len(found.missing)
     failed = [row for row in ended if row["state"] == "failed"]
     print(f"{every - left} of {every} trials done{f', {len(failed)} failed' if failed else ''}; {found.results.path}")
@@ -124,6 +125,35 @@ def _all(found: "Sweep", jobs: int | None, minutes: float | None) -> None:
         print(again)
     if failed:
         raise typer.Exit(1)
+
+
+def _summarize(found: "Sweep") -> None:
+    """For each model the learning rate chosen on validation, its metric on test, and its window; nothing without rates.
+
+    Intervals are 95% intervals over seeds.
+    """
+    from circuitscope.cli.table import print_table
+    from circuitscope.sweeps.cells import Cells
+    from circuitscope.sweeps.windows import THRESHOLD, choices, windows
+
+    try:
+        cells = Cells.of(found.grid, found.results)
+    except UserError:  # no axis of numbers, or nothing is done
+        return
+    wide = {(row.panel, row.line): row for row in windows(cells).itertuples()}
+    rows = []
+    for row in choices(cells).itertuples():
+        window: Any = wide.get((row.panel, row.line))
+        decades = "" if window is None else ("at least " if window.at_least else "") + _interval(window, ".2f")
+        rows.append([row.line, row.panel, f"{row.rate:.3g}", _interval(row, ".3f"), str(row.seeds), decades])
+    columns = ["", "", "rate chosen on validation", cells.value_words, "seeds", f"decades of rate ≥ {THRESHOLD:g}"]
+    print_table(columns, rows)
+
+
+def _interval(mean: Any, form: str) -> str:
+    """A mean with its interval, if it has one: `0.981 (0.962 to 1.000)`."""
+    ends = f" ({mean.low:{form}} to {mean.high:{form}})" if mean.low == mean.low else ""
+    return f"{mean.value:{form}}{ends}"
 
 
 def _outcome(row: dict[str, Any]) -> str:
