@@ -554,6 +554,7 @@ def check_factors_as_hooked(mixer: Any, x: Tensor) -> None:
                 moving.append(name)
             fired.clear()
     inputs = {"hook_q", "hook_k", "hook_dt", "hook_B", "hook_C", "hook_beta", "hook_decay", "hook_pattern"}
+    inputs |= {f"hook_rot_{name}" for name in "qkBC"}
     assert inputs & set(names) <= set(moving)
 
 

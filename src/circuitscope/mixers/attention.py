@@ -8,13 +8,12 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from circuitscope.errors import UserError
 from circuitscope.hooks import hook, wanted
 from circuitscope.kernels.attention import causal_scores, fused_attention
 from circuitscope.kernels.short_conv import short_conv
 from circuitscope.memory import check_fits
 from circuitscope.mixers.mixer import MixerConfig, check_divides
-from circuitscope.mixers.positions import alibi, rotate
+from circuitscope.mixers.positions import alibi, check_rotates, rotate
 from circuitscope.mixers.reading import Build, Factor, Reading
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Heads, mix, short_convolve
@@ -77,8 +76,8 @@ class Attention(nn.Module):
         super().__init__()
         check_divides("n_heads", config.n_heads, f"d_model = {d_model}", d_model)
         self.n_heads, self.d_head = config.n_heads, d_model // config.n_heads
-        if positions == "rope" and self.d_head % 2:
-            raise UserError(f"rope needs an even head size, got d_model / n_heads = {self.d_head}")
+        if positions == "rope":
+            check_rotates(self.d_head, "head size d_model / n_heads")
         self.config, self.positions = config, positions
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=config.qkv_bias)
         self.out = nn.Linear(d_model, d_model)

@@ -17,7 +17,8 @@ from circuitscope.kernels.selective_scan import (
     selective_scan_phi_profile,
     selective_scan_with_state_edit,
 )
-from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.mixers.mixer import MixerConfig, RotaryConfig
+from circuitscope.mixers.positions import check_rotates, rotate
 from circuitscope.mixers.reading import Build, Factor, GatedTransition, Profile, Reading, State
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.scan import ChannelScan, mix_channels
@@ -41,7 +42,7 @@ class GatedBlockConfig(MixerConfig):
     gate: bool = Field(default=True, description="whether a SiLU gate multiplies the output")
 
 
-class MambaConfig(GatedBlockConfig):
+class MambaConfig(GatedBlockConfig, RotaryConfig):
     """W_o(y ⊙ SiLU(gate)), y the selective scan of SiLU(conv(W_x x))."""
 
     name: Literal["mamba"] = "mamba"
@@ -90,13 +91,23 @@ def dt_bias(count: int) -> Float[Tensor, " count"]:
     return dt + torch.log(-torch.expm1(-dt))
 
 
-SELECTIVE_STATE = State(by="hook_C", channels_first=True)
+def add_selective_hooks(mixer: Any, d_state: int, rotary: bool) -> None:
+    """Gives a mixer what `selective` calls: hook_dt, hook_B, hook_C and, with rope, hook_rot_B and hook_rot_C."""
+    mixer.hook_dt = hook("batch pos channel")
+    mixer.hook_B, mixer.hook_C = (hook("batch pos state") for _ in "BC")
+    mixer.rotary = rotary
+    mixer.state = State(by="hook_rot_C" if rotary else "hook_C", channels_first=True)
+    if rotary:
+        check_rotates(d_state, "d_state")
+        mixer.hook_rot_B, mixer.hook_rot_C = (hook("batch pos state") for _ in "BC")
 
 
 def selective(mixer: Any, v: Channels) -> ChannelScan:
-    """S6 for these values, from the `ssm` of a mixer that has hook_dt, hook_B and hook_C."""
+    """S6 for these values, from the `ssm` of a mixer with `add_selective_hooks`."""
     dt, B, C = mixer.ssm(v)
     dt, B, C = mixer.hook_dt(dt), mixer.hook_B(B), mixer.hook_C(C)
+    if mixer.rotary:
+        B, C = mixer.hook_rot_B(rotate(B)), mixer.hook_rot_C(rotate(C))
     A, D = mixer.ssm.A, mixer.ssm.D
     return ChannelScan(
         phi=lambda part: selective_scan_phi(dt[..., part], A[part], B, C, D[part]),
@@ -194,16 +205,18 @@ class GatedBlock(nn.Module):
 
 @register(MambaConfig)
 class Mamba(GatedBlock):
-    """Φ is the scan's matrix, per channel: Σ_n C_in exp(A_en (S_i − S_j)) Δ_je B_jn + D_e δ_ij."""
+    """Φ is the scan's matrix, per channel: Σ_n C_in exp(A_en (S_i − S_j)) Δ_je B_jn + D_e δ_ij.
 
-    state = SELECTIVE_STATE
+    With rope, B and C are rotated after `hook_B` and `hook_C`; `hook_rot_B` and `hook_rot_C` hold what the scan reads.
+    A rotation turns two states into each other. They decay at different rates here, so Φ_ij depends on i − j and, the
+    more the states have decayed, also on i; in Mamba2 and the delta rules it depends on i − j alone.
+    """
 
     def __init__(self, config: MambaConfig, d_model: int, positions: str):
         rank = config.dt_rank or math.ceil(d_model / 16)
         super().__init__(config, d_model, lambda n: SelectiveSSM(n, config.d_state, rank), config.d_state)
         self.d_state = config.d_state
-        self.hook_dt = hook("batch pos channel")
-        self.hook_B, self.hook_C = (hook("batch pos state") for _ in "BC")
+        add_selective_hooks(self, config.d_state, config.rotary)
 
     def scan(self, v: Channels) -> ChannelScan:
         return selective(self, v)

@@ -13,7 +13,8 @@ from circuitscope.hooks import hook
 from circuitscope.kernels.short_conv import short_conv
 from circuitscope.kernels.ssd import ssd, ssd_phi, ssd_with_state_edit
 from circuitscope.mixers.mamba import dt_bias
-from circuitscope.mixers.mixer import MixerConfig, check_divides
+from circuitscope.mixers.mixer import RotaryConfig, check_divides
+from circuitscope.mixers.positions import check_rotates, rotate
 from circuitscope.mixers.reading import Build, Factor, GatedTransition, Reading, State
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Channels, mix, short_convolve
@@ -23,7 +24,7 @@ StepSizes = Float[Tensor, "batch pos head"]
 Groups = Float[Tensor, "batch pos group state"]
 
 
-class Mamba2Config(MixerConfig):
+class Mamba2Config(RotaryConfig):
     """W_o RMSNorm(y ⊙ SiLU(gate)), y the SSD of SiLU(conv(·)) of values, B and C."""
 
     name: Literal["mamba2"] = "mamba2"
@@ -46,7 +47,8 @@ class Mamba2(nn.Module):
     The gate comes before the norm. The gate is a factor, diag(SiLU(gate)); the norm is not linear and
     belongs to Out. `hook_conv` and `hook_phi_conv` cover the channels of the values. B and C go through the
     same short conv, but always fused; read and edit them after it, at `hook_B` and `hook_C`. `hook_dt` is Δ,
-    after its softplus. The norm is over all channels, even with more than one group.
+    after its softplus. The norm is over all channels, even with more than one group. With rope, B and C are rotated
+    after `hook_B` and `hook_C`; `hook_rot_B` and `hook_rot_C` hold what the SSD reads.
     """
 
     def __init__(self, config: Mamba2Config, d_model: int, positions: str):
@@ -73,6 +75,9 @@ class Mamba2(nn.Module):
         self.hook_conv, self.hook_gate = hook("batch pos channel"), hook("batch pos channel")
         self.hook_dt = hook("batch pos head")
         self.hook_B, self.hook_C = (hook("batch pos group state") for _ in "BC")
+        if config.rotary:
+            check_rotates(config.d_state, "d_state")
+            self.hook_rot_B, self.hook_rot_C = (hook("batch pos group state") for _ in "BC")
         self.hook_v, self.hook_z = (hook("batch pos head d_head") for _ in "vz")
         self.hook_phi = hook("batch head dest src")
         self.hook_state = hook("batch pos head state d_head", on_demand=True)
@@ -115,7 +120,7 @@ class Mamba2(nn.Module):
                 Factor("conv", "channel", n, conv, hook="hook_phi_conv"),
             ),
             transition=GatedTransition(dt, A[:, None]),
-            state=State(by="hook_C", groups=self.config.n_groups),
+            state=State(by="hook_rot_C" if self.config.rotary else "hook_C", groups=self.config.n_groups),
         )
 
     def mixing_flops(self, length: int) -> int:
@@ -144,4 +149,7 @@ class Mamba2(nn.Module):
             shared, "batch pos (two group state) -> two batch pos group state", two=2, group=self.config.n_groups
         )
         dt = self.hook_dt(F.softplus(dt + self.dt_bias))
-        return gate, pre, dt, self.hook_B(B), self.hook_C(C), conv
+        B, C = self.hook_B(B), self.hook_C(C)
+        if self.config.rotary:
+            B, C = self.hook_rot_B(rotate(B)), self.hook_rot_C(rotate(C))
+        return gate, pre, dt, B, C, conv

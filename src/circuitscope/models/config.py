@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from circuitscope.errors import UserError
-from circuitscope.mixers import MixerConfig, mixer_config
+from circuitscope.mixers import MIXERS, MixerConfig, RotaryConfig, mixer_config
 from circuitscope.models.presets import expand_preset
 from circuitscope.section import DefaultBy, Section, Unit
 
@@ -34,7 +34,8 @@ class ModelConfig(Section):
     ] = Field(
         default="learned",
         description="what tells the model the order: a learned or sinusoidal vector added at each position, or rope"
-        " (rotated queries and keys) or alibi (scores that fall with distance) inside attention",
+        " (rotated queries and keys, also of the delta rules, or C and B of the state-space models) or alibi (scores"
+        " that fall with distance, in attention alone)",
     )
     state_mixer: Literal["mlp", "none"] = Field(default="mlp", description="what follows the token mixer in a layer")
     mlp_ratio: Annotated[int, Unit("times d_model")] = Field(
@@ -83,7 +84,11 @@ class ModelConfig(Section):
                 mixers = mixers * layers
         data["mixers"] = mixers
         configs = [mixer_config(m) for m in mixers]
-        if not all(config.blind_to_order for config in configs):
+        if data.get("positions") == "rope" and not any("rope" in config.positions_inside for config in configs):
+            data["mixers"] = configs = [_rotated(config) for config in configs]
+        if any(_is_rotary(config) for config in configs):
+            data.setdefault("positions", "rope")
+        elif not all(config.blind_to_order for config in configs):
             data.setdefault("positions", "none")
         if not all(config.default_init == "gpt2" for config in configs):
             data.setdefault("init", "native")
@@ -92,12 +97,21 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _positions_reach_a_mixer(self) -> "ModelConfig":
-        inside = self.positions in ("rope", "alibi")
-        if inside and not any(self.positions in mixer.positions_inside for mixer in self.mixers):
-            names = ", ".join(dict.fromkeys(mixer.name for mixer in self.mixers))
+        rotary = [mixer.name for mixer in self.mixers if _is_rotary(mixer)]
+        if rotary and self.positions != "rope":
             raise UserError(
-                f"model.positions: {self.positions} acts inside attention, and {names} would ignore it;"
-                " expected learned, sinusoidal or none"
+                f"model.positions: the rotary of {rotary[0]} needs rope, got {self.positions}; expected rope, or"
+                " rotary: false"
+            )
+        inside = self.positions in ("rope", "alibi")
+        if inside and not rotary and not any(self.positions in mixer.positions_inside for mixer in self.mixers):
+            names = ", ".join(present := dict.fromkeys(mixer.name for mixer in self.mixers))
+            fits = {name: None for name, kind in sorted(MIXERS.items()) if issubclass(kind.config, RotaryConfig)}
+            where = f"attention, {', '.join(fits)}" if self.positions == "rope" else "attention"
+            instead = ("rotary: true, " if self.positions == "rope" else "rope, ") if fits.keys() & present.keys() else ""
+            raise UserError(
+                f"model.positions: {self.positions} acts only inside {where}; {names} would ignore it;"
+                f" expected {instead}learned, sinusoidal or none"
             )
         return self
 
@@ -105,3 +119,14 @@ class ModelConfig(Section):
     @classmethod
     def _mixers(cls, value: Any) -> tuple[MixerConfig, ...]:
         return tuple(mixer_config(m) for m in value)
+
+
+def _is_rotary(config: MixerConfig) -> bool:
+    return isinstance(config, RotaryConfig) and config.rotary
+
+
+def _rotated(config: MixerConfig) -> MixerConfig:
+    """The config with rope where the mixer can have it and the user has not said otherwise."""
+    if isinstance(config, RotaryConfig) and "rotary" not in config.model_fields_set:
+        return config.model_copy(update={"rotary": True})
+    return config
