@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,8 @@ class GatedBlockConfig(MixerConfig):
 class MambaConfig(GatedBlockConfig, RotaryConfig):
     """W_o(y ⊙ SiLU(gate)), y the selective scan of SiLU(conv(W_x x))."""
 
+    has_mimetic_start: ClassVar[bool] = True
+
     name: Literal["mamba"] = "mamba"
     d_state: Annotated[int, Unit("states per channel")] = Field(default=16, ge=1, description="size N of the state")
     dt_rank: Annotated[int | None, Unit("channels"), DefaultBy("none: d_model / 16, rounded up")] = Field(
@@ -68,6 +70,14 @@ class SelectiveSSM(nn.Module):
         self.A_log.no_weight_decay = self.D.no_weight_decay = True  # type: ignore[attr-defined]
         initialize_dt(self.dt_proj)
 
+    @torch.no_grad()
+    def start_mimetic(self, max_length: int) -> None:
+        """Starts as linear attention whose queries are its keys; see `start_near_identity`."""
+        self.dt_proj.weight.zero_()
+        start_near_identity(self.A_log, self.dt_proj.bias, max_length)
+        _, of_B, of_C = self.x_proj.weight.split(self.sizes)
+        of_C.copy_(of_B)
+
     def forward(self, v: Channels) -> tuple[Channels, Shared, Shared]:
         low, B, C = self.x_proj(v).split(self.sizes, dim=-1)
         return F.softplus(self.dt_proj(low)), B, C
@@ -83,6 +93,21 @@ def initialize_dt(dt_proj: nn.Linear) -> None:
     with torch.no_grad():
         dt_proj.bias.copy_(dt_bias(dt_proj.out_features))
     dt_proj.own_init = True  # type: ignore[assignment]
+
+
+MIMETIC_LOSS = 0.1  # of log state, over the longest sequence, at the rate that is fastest
+
+
+@torch.no_grad()
+def start_near_identity(A_log: Tensor, bias: Tensor, max_length: int) -> None:
+    """Sets rates and step sizes so that a state hardly decays: Δ = 1, and exp(Δ A max_length) is at least e^−0.1.
+
+    The rates keep their ratios. This is the first half of the mimetic start (Trockman et al. 2024, arXiv 2410.11135):
+    with transitions near the identity Φ_ij is about C_i · B_j. The second half, W_C = W_B, then makes a position read
+    those that are like it, as attention does whose W_Q is its W_K. The numbers 1 and 0.1 are this package's choice.
+    """
+    A_log.add_(math.log(MIMETIC_LOSS / max_length) - A_log.max())
+    bias.fill_(math.log(math.e - 1))  # softplus of it is 1
 
 
 def dt_bias(count: int) -> Float[Tensor, " count"]:
@@ -212,11 +237,17 @@ class Mamba(GatedBlock):
     more the states have decayed, also on i; in Mamba2 and the delta rules it depends on i − j alone.
     """
 
+    ssm: SelectiveSSM
+
     def __init__(self, config: MambaConfig, d_model: int, positions: str):
         rank = config.dt_rank or math.ceil(d_model / 16)
         super().__init__(config, d_model, lambda n: SelectiveSSM(n, config.d_state, rank), config.d_state)
         self.d_state = config.d_state
         add_selective_hooks(self, config.d_state, config.rotary)
+
+    def start_mimetic(self, max_length: int) -> None:
+        """Starts the scan as linear attention; the conv, the gate and the projections around it start as always."""
+        self.ssm.start_mimetic(max_length)
 
     def scan(self, v: Channels) -> ChannelScan:
         return selective(self, v)

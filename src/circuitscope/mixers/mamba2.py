@@ -1,6 +1,6 @@
 """Mamba2: a gated block around SSD, the state-space model with one decay per head."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from circuitscope.hooks import hook
 from circuitscope.kernels.short_conv import short_conv
 from circuitscope.kernels.ssd import ssd, ssd_phi, ssd_with_state_edit
-from circuitscope.mixers.mamba import dt_bias
+from circuitscope.mixers.mamba import dt_bias, start_near_identity
 from circuitscope.mixers.mixer import RotaryConfig, check_divides
 from circuitscope.mixers.positions import check_rotates, rotate
 from circuitscope.mixers.reading import Build, Factor, GatedTransition, Reading, State
@@ -26,6 +26,8 @@ Groups = Float[Tensor, "batch pos group state"]
 
 class Mamba2Config(RotaryConfig):
     """W_o RMSNorm(y ⊙ SiLU(gate)), y the SSD of SiLU(conv(·)) of values, B and C."""
+
+    has_mimetic_start: ClassVar[bool] = True
 
     name: Literal["mamba2"] = "mamba2"
     d_state: Annotated[int, Unit("states per channel")] = Field(default=128, ge=1, description="size N of the state")
@@ -82,6 +84,19 @@ class Mamba2(nn.Module):
         self.hook_phi = hook("batch head dest src")
         self.hook_state = hook("batch pos head state d_head", on_demand=True)
         self.state_size = channels * config.d_state + convolved * (config.conv_width - 1)
+
+    @torch.no_grad()
+    def start_mimetic(self, max_length: int) -> None:
+        """Starts as linear attention whose queries are its keys: C has the projection and the conv of B."""
+        start_near_identity(self.A_log, self.dt_bias, max_length)
+        _, _, shared, dt = self.in_proj.weight.split(self.sizes)
+        dt.zero_()
+        for of_B, of_C in (shared.chunk(2), self._of_shared(self.conv.weight), self._of_shared(self.conv.bias)):
+            of_C.copy_(of_B)
+
+    def _of_shared(self, of_conv: Any) -> tuple[Tensor, ...]:
+        """The parts of the conv's weight or bias for B and for C."""
+        return tuple(of_conv[self.sizes[1] :].chunk(2))
 
     @property
     def A(self) -> Float[Tensor, " head"]:

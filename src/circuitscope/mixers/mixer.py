@@ -22,6 +22,7 @@ class MixerConfig(Section):
     blind_to_order: ClassVar[bool] = False
     positions_inside: ClassVar[frozenset[str]] = frozenset()  # positional encodings that the mixer applies itself
     default_init: ClassVar[str] = "native"
+    has_mimetic_start: ClassVar[bool] = False  # whether the module has `start_mimetic(max_length)`, for init mimetic
     name: str
 
     @field_validator("*", mode="after")

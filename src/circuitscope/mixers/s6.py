@@ -1,7 +1,7 @@
 """S6 alone: Mamba's selective scan as a mixer, without the block around it."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from jaxtyping import Float
 from pydantic import Field
@@ -18,6 +18,8 @@ from circuitscope.section import DefaultBy, Unit
 
 class S6Config(RotaryConfig):
     """W_o S6(x): one selective scan for each channel of the stream, then the output projection."""
+
+    has_mimetic_start: ClassVar[bool] = True
 
     name: Literal["s6"] = "s6"
     d_state: Annotated[int, Unit("states per channel")] = Field(default=16, ge=1, description="size N of the state")
@@ -43,6 +45,10 @@ class S6(nn.Module):
         self.hook_phi = hook("batch channel dest src", on_demand=True)
         self.hook_state = hook("batch pos channel state", on_demand=True)
         self.state_size = d_model * config.d_state
+
+    def start_mimetic(self, max_length: int) -> None:
+        """Starts as linear attention, as Mamba does."""
+        self.ssm.start_mimetic(max_length)
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         out: Tensor = self.out(mix_channels(self, x, selective(self, x)))

@@ -30,7 +30,7 @@ class ModelConfig(Section):
         default=64, ge=1, le=2**20, description="width of the residual stream"
     )
     positions: Annotated[
-        Positions, DefaultBy("learned if every mixer is blind to order (as attention is), else none")
+        Positions, DefaultBy("rope with a rotary mixer; learned if all are blind to order (as attention is); else none")
     ] = Field(
         default="learned",
         description="what tells the model the order: a learned or sinusoidal vector added at each position, or rope"
@@ -42,17 +42,19 @@ class ModelConfig(Section):
         default=4, ge=1, le=1024, description="hidden width of the MLP"
     )
     init: Annotated[
-        Literal["gpt2", "native"],
+        Literal["gpt2", "native", "mimetic"],
         DefaultBy("gpt2 if every mixer starts so by default (as attention does), else native"),
     ] = Field(
         default="gpt2",
-        description="first weights of the linear maps: N(0, 0.02²) and zero biases (gpt2), or torch's own (native)",
+        description="first weights of the linear maps: N(0, 0.02²) and zero biases (gpt2), torch's own (native), or"
+        " torch's own with every state-space model started as linear attention, its transitions near the identity and"
+        " W_C = W_B (mimetic; mamba, mamba2 and s6 have such a start)",
     )
     embed_std: Annotated[float, Unit("standard deviation")] = Field(
         default=0.02, gt=0, description="initial spread of token and position embeddings"
     )
     rescale_residual: Annotated[
-        bool, DefaultBy("true if init is native and a mixer's own default is native, else false")
+        bool, DefaultBy("true if init is not gpt2 and a mixer's own default is native, else false")
     ] = Field(
         default=False,
         description="divide the initial output projections by the root of the number of residual branches",
@@ -92,7 +94,7 @@ class ModelConfig(Section):
             data.setdefault("positions", "none")
         if not all(config.default_init == "gpt2" for config in configs):
             data.setdefault("init", "native")
-            data.setdefault("rescale_residual", data["init"] == "native")
+            data.setdefault("rescale_residual", data["init"] != "gpt2")
         return data
 
     @model_validator(mode="after")
@@ -113,6 +115,14 @@ class ModelConfig(Section):
                 f"model.positions: {self.positions} acts only inside {where}; {names} would ignore it;"
                 f" expected {instead}learned, sinusoidal or none"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _some_mixer_has_the_start(self) -> "ModelConfig":
+        if self.init == "mimetic" and not any(mixer.has_mimetic_start for mixer in self.mixers):
+            names = ", ".join(dict.fromkeys(mixer.name for mixer in self.mixers))
+            have = ", ".join(name for name, kind in sorted(MIXERS.items()) if kind.config.has_mimetic_start)
+            raise UserError(f"model.init: mimetic is a start of {have}; {names} has none; expected native or gpt2")
         return self
 
     @field_validator("mixers", mode="before")
