@@ -57,6 +57,10 @@ CASES = {
     # rope, because without it softmax does not see the bias of the conv on K
     "attention, convs": case("attention", n_heads=2, conv_on="qkv", positions="rope"),
     "attention, conv and SiLU on V": case("attention", conv_on="v", conv_activation=True, conv_width=3),
+    "attention, centred convs": case("attention", n_heads=2, conv_on="qkv", conv_mode="centred", positions="rope"),
+    "attention, centred conv and SiLU on V": case(
+        "attention", conv_on="v", conv_mode="centred", conv_activation=True, conv_width=3
+    ),
     "based": case("based", n_heads=2, feature_dim=4),
     "based, window, head_dim": case("based", n_heads=3, feature_dim=3, head_dim=5, window=5),
     "gated_conv": case("gated_conv"),

@@ -1,13 +1,17 @@
-"""Causal softmax attention: Φ is the attention pattern itself. A config can add short convs before the projections."""
+"""Causal softmax attention: Φ is the attention pattern itself. A config can add short convs before the projections.
+
+A centred conv reads later positions, and with it the layer is not causal; the pattern stays causal.
+"""
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from circuitscope.errors import UserError
 from circuitscope.hooks import hook, wanted
 from circuitscope.kernels.attention import causal_scores, fused_attention
 from circuitscope.kernels.short_conv import short_conv
@@ -17,7 +21,7 @@ from circuitscope.mixers.positions import alibi, check_rotates, rotate
 from circuitscope.mixers.reading import Build, Factor, Reading
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Heads, mix, short_convolve
-from circuitscope.section import Unit
+from circuitscope.section import Added, Unit
 
 if TYPE_CHECKING:
     from circuitscope.lens import HookPoint
@@ -42,7 +46,22 @@ class AttentionConfig(MixerConfig):
     conv_width: Annotated[int, Unit("taps")] = Field(
         default=4, ge=1, description="length of each short conv; the last tap is the position itself"
     )
+    conv_mode: Annotated[Literal["causal", "centred"], Added(3, before="causal")] = Field(
+        default="causal",
+        description="whether each short conv reads back only, or also conv_width / 2, rounded down, positions ahead, as"
+        " padding='same' in torch; a model with centred convs cannot generate",
+    )
     conv_activation: bool = Field(default=False, description="SiLU after each short conv")
+
+    @model_validator(mode="after")
+    def _a_conv_to_centre(self) -> "AttentionConfig":
+        if self.conv_mode == "centred" and not self.conv_on:
+            raise UserError("mixer.conv_mode: centred needs a conv, and conv_on is empty; expected causal, or a conv_on")
+        return self
+
+    @property
+    def sees_ahead(self) -> int:
+        return self.conv_width // 2 if self.conv_mode == "centred" else 0
 
     @property
     def phi_in_passing(self) -> bool:
@@ -60,10 +79,10 @@ class Attention(nn.Module):
     `hook_attn_scores`, `hook_pattern` and `hook_phi` fire only when something listens to one of them. Then
     the mixer builds the pattern, passes it through the hooks in this order, and computes z from what comes back.
 
-    Each conv is causal and depthwise, has a bias, and acts on x before the projection; Q, K and V have
-    separate convs. Their outputs before SiLU are at `hook_conv_q`, `hook_conv_k` and, for the values,
+    Each conv is depthwise, causal unless `conv_mode` is centred, has a bias, and acts on x before the projection; Q, K
+    and V have separate convs. Their outputs before SiLU are at `hook_conv_q`, `hook_conv_k` and, for the values,
     `hook_conv`. The matrix of the values' conv is at `hook_phi_conv`. The convs of Q and K are part of the
-    pattern; the conv of V is a factor of its own.
+    pattern, which is lower-triangular in either mode; the conv of V is a factor of its own, and is so only if causal.
     """
 
     state_size = None
@@ -129,7 +148,8 @@ class Attention(nn.Module):
 
         factors = [Factor("pattern", "head", self.n_heads, pattern, shares=True, core=True)]
         if conv is not None:
-            factors.append(Factor("conv", "channel", x.shape[2], conv, hook="hook_phi_conv"))
+            causal = not self.config.sees_ahead
+            factors.append(Factor("conv", "channel", x.shape[2], conv, causal=causal, hook="hook_phi_conv"))
         return Reading(x.shape, factors=tuple(factors), transition=self.no_transition, no_composed=self.no_composed)
 
     def reading_from(self, phi: Float[Tensor, "batch head dest src"]) -> Reading:
@@ -171,13 +191,15 @@ class Attention(nn.Module):
         if name not in self.config.conv_on:
             return x
         conv = getattr(self, f"conv_{name}")
-        return self._activate(getattr(self, f"hook_conv_{name}")(short_conv(x, conv.weight[:, 0], conv.bias)))
+        convolved = short_conv(x, conv.weight[:, 0], conv.bias, self.config.sees_ahead)
+        return self._activate(getattr(self, f"hook_conv_{name}")(convolved))
 
     def _read_v(self, x: Stream) -> tuple[Stream, Build | None]:
         """What the projection of V reads, and the matrix of its conv."""
         if "v" not in self.config.conv_on:
             return x, None
-        u, matrix = short_convolve(self.hook_phi_conv, x, self.conv_v.weight[:, 0], self.conv_v.bias)
+        weight, bias = self.conv_v.weight[:, 0], self.conv_v.bias
+        u, matrix = short_convolve(self.hook_phi_conv, x, weight, bias, self.config.sees_ahead)
         return self._activate(self.hook_conv(u)), matrix
 
     def _activate(self, x: Stream) -> Stream:

@@ -33,6 +33,11 @@ class MixerConfig(Section):
         return value
 
     @property
+    def sees_ahead(self) -> int:
+        """How many positions after its own an output of the mixer reads; 0 if it is causal."""
+        return 0
+
+    @property
     def phi_in_passing(self) -> bool:
         """Whether the reading holds nothing but Φ, and the path through Φ costs about as much as the fused path.
 

@@ -125,6 +125,20 @@ class ModelConfig(Section):
             raise UserError(f"model.init: mimetic is a start of {have}; {names} has none; expected native or gpt2")
         return self
 
+    @property
+    def sees_ahead(self) -> int:
+        """How many positions after its own an output of the model reads; 0 if the model is causal."""
+        return sum(mixer.sees_ahead for mixer in self.mixers)
+
+    def check_causal(self, what: str) -> None:
+        """Refuses what a model cannot do that reads later positions: generation, predicting the next token."""
+        if self.sees_ahead:
+            layer = next(i for i, mixer in enumerate(self.mixers) if mixer.sees_ahead)
+            raise UserError(
+                f"{what} needs a causal model, and layer {layer} ({self.mixers[layer].name}, centred conv) reads"
+                f" {self.mixers[layer].sees_ahead} positions ahead; expected conv_mode: causal"
+            )
+
     @field_validator("mixers", mode="before")
     @classmethod
     def _mixers(cls, value: Any) -> tuple[MixerConfig, ...]:
