@@ -52,7 +52,7 @@ def test_every_analysis_of_the_run_is_done_or_refused_with_a_sentence(run):
 
 
 def test_a_circuit_is_not_looked_for(model, batch):
-    with pytest.raises(cs.UserError, match="^a recall circuit is looked for at the values and after them, and conv"):
+    with pytest.raises(cs.UserError, match=r"^a recall circuit is looked for at the values and after them, and conv"):
         find_circuit(model, batch)
 
 

@@ -384,7 +384,7 @@ def check_factors(mixer: Any, x: Tensor) -> None:
 
 
 def check_products(mixer: Any, x: Tensor) -> None:
-    """Each product is causal or says that it is not; where it names a hook, the hook carries it, has its unit and size, and acts on it."""
+    """Each product is causal or says that it is not; its hook carries it, with its unit and size, and acts on it."""
     points = hook_points(mixer)
     with torch.no_grad():
         reading = mixer.reading(x)

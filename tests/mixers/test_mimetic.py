@@ -65,7 +65,9 @@ def test_all_else_starts_as_in_the_native_start(both):
     native, mimetic = (dict(model.named_parameters()) for model in both)
     changed = {name for name in native if not torch.equal(native[name], mimetic[name])}
     of_mamba = {f"blocks.0.mixer.ssm.{name}" for name in ("A_log", "dt_proj.weight", "dt_proj.bias", "x_proj.weight")}
-    of_mamba2 = {f"blocks.0.mixer.{name}" for name in ("A_log", "dt_bias", "in_proj.weight", "conv.weight", "conv.bias")}
+    of_mamba2 = {
+        f"blocks.0.mixer.{name}" for name in ("A_log", "dt_bias", "in_proj.weight", "conv.weight", "conv.bias")
+    }
     assert changed in (of_mamba, of_mamba2)
     mixer = both[1].layers[0].mixer
     if changed == of_mamba2:
@@ -77,7 +79,9 @@ def test_all_else_starts_as_in_the_native_start(both):
 
 def test_in_a_hybrid_only_the_mixers_that_have_the_start_take_it():
     shape = {"mixers": ["mamba", "attention"], "d_model": 16, "vocab_size": 9, "max_length": 8}
-    native, mimetic = (cs.HookedLM(ModelConfig.model_validate(shape | {"init": init})) for init in ("native", "mimetic"))
+    native, mimetic = (
+        cs.HookedLM(ModelConfig.model_validate(shape | {"init": init})) for init in ("native", "mimetic")
+    )
     states = [{n: p for n, p in model.named_parameters() if n.startswith("blocks.1")} for model in (native, mimetic)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert not torch.equal(native.layers[0].mixer.ssm.A_log, mimetic.layers[0].mixer.ssm.A_log)
@@ -106,5 +110,5 @@ def test_mamba_learns_recall_sooner_from_the_mimetic_start():
             optimizer.zero_grad()
             losses[-1].backward()
             optimizer.step()
-        mean[init] = float(torch.stack(losses[-20:]).mean())
+        mean[init] = torch.stack(losses[-20:]).mean().item()
     assert mean["mimetic"] < mean["native"] - 0.2

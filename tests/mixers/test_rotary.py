@@ -71,9 +71,7 @@ def test_phi_of_mamba2_reads_c_turned_by_the_distance(x):
 def test_phi_of_mamba_reads_c_and_b_turned_by_their_positions(name, x):
     mixer = build(name)
     B, C, dt, phi = seen(mixer, x, "B", "C", "dt", "phi")
-    turned_B, turned_C = (
-        torch.stack([u[:, t] @ rotation(6, t).T for t in range(LENGTH)], dim=1) for u in (B, C)
-    )
+    turned_B, turned_C = (torch.stack([u[:, t] @ rotation(6, t).T for t in range(LENGTH)], dim=1) for u in (B, C))
     S, A = dt.cumsum(1), mixer.ssm.A.detach()
     decay = ((S[:, :, None] - S[:, None])[..., None] * A).exp()  # batch dest src channel state
     want = torch.einsum("bin,bijen,bje,bjn->beij", turned_C, decay, dt, turned_B).tril()

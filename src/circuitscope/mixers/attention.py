@@ -56,7 +56,9 @@ class AttentionConfig(MixerConfig):
     @model_validator(mode="after")
     def _a_conv_to_centre(self) -> "AttentionConfig":
         if self.conv_mode == "centred" and not self.conv_on:
-            raise UserError("mixer.conv_mode: centred needs a conv, and conv_on is empty; expected causal, or a conv_on")
+            raise UserError(
+                "mixer.conv_mode: centred needs a conv, and conv_on is empty; expected causal, or a conv_on"
+            )
         return self
 
     @property

@@ -44,8 +44,13 @@ class DeltaConfig(RotaryConfig):
     allow_neg_eigval: bool = Field(
         default=False, description="β goes up to 2, not 1, so a write can flip what a key held"
     )
-    beta_max: Annotated[float | None, Added(3, before=None), DefaultBy("none: 2 with allow_neg_eigval, else 1")] = Field(
-        default=None, gt=0, le=2, description="the cap on β, which is in (0, beta_max); above 1 needs allow_neg_eigval"
+    beta_max: Annotated[float | None, Added(3, before=None), DefaultBy("none: 2 with allow_neg_eigval, else 1")] = (
+        Field(
+            default=None,
+            gt=0,
+            le=2,
+            description="the cap on β, which is in (0, beta_max); above 1 needs allow_neg_eigval",
+        )
     )
     norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the norm on each head's output")
 

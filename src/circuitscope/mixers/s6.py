@@ -30,7 +30,7 @@ class S6Config(RotaryConfig):
 
 @register(S6Config)
 class S6(nn.Module):
-    """v = x, Φ as in Mamba, y = W_o z. No conv, no SiLU, no gate: Δ, B and C are read from x itself. Rope as in Mamba."""
+    """v = x, Φ as in Mamba, y = W_o z. No conv, no SiLU, no gate: Δ, B and C are read from x. Rope as in Mamba."""
 
     d_head = 1
     state: State

@@ -110,7 +110,8 @@ class ModelConfig(Section):
             names = ", ".join(present := dict.fromkeys(mixer.name for mixer in self.mixers))
             fits = {name: None for name, kind in sorted(MIXERS.items()) if issubclass(kind.config, RotaryConfig)}
             where = f"attention, {', '.join(fits)}" if self.positions == "rope" else "attention"
-            instead = ("rotary: true, " if self.positions == "rope" else "rope, ") if fits.keys() & present.keys() else ""
+            offered = "rotary: true, " if self.positions == "rope" else "rope, "
+            instead = offered if fits.keys() & present.keys() else ""
             raise UserError(
                 f"model.positions: {self.positions} acts only inside {where}; {names} would ignore it;"
                 f" expected {instead}learned, sinusoidal or none"

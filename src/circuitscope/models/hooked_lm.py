@@ -102,9 +102,9 @@ class HookedLM(HookedRootModule):
     def _initialize(self, config: ModelConfig) -> None:
         """Linear maps start at N(0, 0.02) with zero biases (`gpt2`) or as in torch (`native`, `mimetic`).
 
-        With `mimetic`, a mixer that can start as linear attention then does so. Embeddings start at N(0, embed_std). Modules with a true `own_init` keep what their mixer gave them. With
-        `rescale_residual`, output projections shrink by 1/√(residual branches), of which each layer has two under
-        gpt2 with an MLP, and otherwise one.
+        With `mimetic`, a mixer that can start as linear attention then does so. Embeddings start at N(0, embed_std).
+        Modules with a true `own_init` keep what their mixer gave them. With `rescale_residual`, output projections
+        shrink by 1/√(residual branches), of which each layer has two under gpt2 with an MLP, and otherwise one.
         """
         nn.init.normal_(self.embed.weight, std=config.embed_std)
         if config.positions == "learned":
