@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import circuitscope as cs
 from circuitscope.config import RunConfig, override, parse_assignments, read_yaml
+from circuitscope.config.identity import differences
 from circuitscope.config.train import TrainConfig
 from circuitscope.mixers.attention import AttentionConfig
 from circuitscope.models.config import ModelConfig
@@ -494,14 +495,49 @@ def test_a_model_too_large_for_any_machine_is_bad_input(options):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("positions", ["rope", "alibi"])
-def test_positions_that_every_mixer_ignores_are_refused(positions):
-    with pytest.raises(
-        cs.UserError, match=f"model.positions: {positions} acts inside attention, and mamba would ignore it"
-    ):
-        RunConfig.build("mamba", positions=positions)
+@pytest.mark.parametrize(
+    ("model", "positions", "said"),
+    [
+        ("mamba", "alibi", r"alibi acts only inside attention; mamba would ignore it; expected rope, learned, "),
+        ("hyena", "rope", r"rope acts only inside attention, .*mamba2, s6; hyena would ignore it; expected learned, "),
+        ({"mixers": [{"name": "s6", "rotary": False}]}, "rope", ".*s6 would ignore it; expected rotary: true, learned"),
+    ],
+)
+def test_positions_that_every_mixer_ignores_are_refused_and_what_fits_is_offered(model, positions, said):
+    with pytest.raises(cs.UserError, match=f"^model.positions: {said}"):
+        RunConfig.build(model, positions=positions)
     hybrid = RunConfig.build({"mixers": "mamba,attention"}, positions=positions)
     assert hybrid.model.positions == positions
+
+
+@pytest.mark.parametrize("model", ["mamba", "mamba2", "s6", "deltanet", "gated_deltanet"])
+def test_rope_rotates_the_mixers_where_it_fits(model):
+    config = RunConfig.build(model, positions="rope")
+    assert all(mixer.rotary for mixer in config.model.mixers)
+    assert RunConfig.parse(yaml.safe_load(config.dump())) == config
+    assert config.digest != RunConfig.build(model).digest
+    assert differences([config, RunConfig.build(model)])["model.mixers.rotary"] == [True, False]
+
+
+def test_beside_attention_rope_stays_in_attention_unless_asked_for():
+    """A hybrid with rope means what it meant before other mixers could rotate."""
+    hybrid = RunConfig.build("standard_hybrid", positions="rope", vocab_size=64)
+    assert not any(mixer.rotary for mixer in hybrid.model.mixers if mixer.name == "mamba")
+    before = yaml.safe_load(hybrid.dump()) | {"schema": 2}
+    for mixer in before["model"]["mixers"]:
+        mixer.pop("rotary", None)
+    assert RunConfig.parse(before).digest == hybrid.digest
+    asked = RunConfig.build("standard_hybrid", positions="rope", vocab_size=64, rotary=True)
+    assert all(mixer.rotary for mixer in asked.model.mixers if mixer.name == "mamba")
+
+
+def test_rotary_means_rope():
+    assert RunConfig.build("mamba", rotary=True).model.positions == "rope"
+    with pytest.raises(cs.UserError, match="the rotary of mamba needs rope, got learned; expected rope, or rotary"):
+        RunConfig.build("mamba", rotary=True, positions="learned")
+    for model, name in {"mamba": "d_state", "mamba2": "d_state", "s6": "d_state", "deltanet": "d_key"}.items():
+        with pytest.raises(cs.UserError, match=f"^rope needs an even {name}, got 5; nearest: 6$"):
+            cs.HookedLM(RunConfig.build(model, positions="rope", **{name: 5}).model)
 
 
 def test_an_old_run_whose_positions_were_ignored_is_read_as_what_it_was():

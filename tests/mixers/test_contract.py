@@ -57,6 +57,10 @@ CASES = {
     # rope, because without it softmax does not see the bias of the conv on K
     "attention, convs": case("attention", n_heads=2, conv_on="qkv", positions="rope"),
     "attention, conv and SiLU on V": case("attention", conv_on="v", conv_activation=True, conv_width=3),
+    "attention, centred convs": case("attention", n_heads=2, conv_on="qkv", conv_mode="centred", positions="rope"),
+    "attention, centred conv and SiLU on V": case(
+        "attention", conv_on="v", conv_mode="centred", conv_activation=True, conv_width=3
+    ),
     "based": case("based", n_heads=2, feature_dim=4),
     "based, window, head_dim": case("based", n_heads=3, feature_dim=3, head_dim=5, window=5),
     "gated_conv": case("gated_conv"),
@@ -65,6 +69,9 @@ CASES = {
     "deltanet, beta to 2": case("deltanet", 3, n_heads=2, allow_neg_eigval=True),
     "gated_deltanet": case("gated_deltanet", 3),
     "gated_deltanet, odd": case("gated_deltanet", 2, n_heads=3, d_key=5, d_value=7, conv_width=3),
+    "deltanet, rope": case("deltanet", 3, n_heads=2, rotary=True, positions="rope"),
+    "gated_deltanet, rope": case("gated_deltanet", 3, rotary=True, positions="rope"),
+    "gated_deltanet, floor and cap": case("gated_deltanet", 3, n_heads=2, decay_floor=0.6, beta_max=0.5),
     "h3": case("h3", 63),
     "h3, short shift": case("h3", 3, d_state=4),
     "h3, heads of two": case("h3", 3, d_state=4, head_dim=2),
@@ -75,6 +82,8 @@ CASES = {
     "mamba, no gate": case("mamba", 3, gate=False),
     "mamba, bare": case("mamba", conv=False, activation=False, gate=False),
     "mamba, odd": case("mamba", 2, d_state=5, conv_width=3, expand=3, dt_rank=2),
+    "mamba, rope": case("mamba", 3, rotary=True, positions="rope"),
+    "mamba2, rope": case("mamba2", 2, headdim=4, n_groups=2, d_state=6, conv_width=3, rotary=True, positions="rope"),
     "mamba2, one head": case("mamba2", 3, headdim=32, d_state=16),
     "mamba2, heads": case("mamba2", 3, headdim=8, d_state=12),
     "mamba2, groups": case("mamba2", 2, headdim=4, n_groups=2, d_state=5, conv_width=3),
@@ -87,6 +96,7 @@ CASES = {
     "s4_mamba, no gate": case("s4_mamba", 2, gate=False, d_state=4, conv_width=3),
     "s6": case("s6"),
     "s6, odd": case("s6", d_state=3, dt_rank=5),
+    "s6, rope": case("s6", d_state=4, rotary=True, positions="rope"),
 }
 
 

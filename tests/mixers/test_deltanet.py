@@ -109,6 +109,41 @@ def test_the_decay_starts_as_published():
     assert mixer.dt_bias.no_weight_decay
 
 
+def test_a_floor_holds_the_decay_and_passes_gradients():
+    """α' = f + (1 − f) α: above f even where the state would be forgotten at once, and 1 where nothing decays."""
+    plain, floored = (build(GatedDeltaNetConfig(decay_floor=f), torch.float64) for f in (0.0, 0.9))
+    x = 30 * contract.stream(9, D_MODEL, dtype=torch.float64)
+    alpha, kept = (contract.seen_at(mixer, x, "hook_decay").exp() for mixer in (plain, floored))
+    assert alpha.min() < 1e-3
+    assert kept.min() >= 0.9
+    contract.assert_close(kept, 0.9 + 0.1 * alpha, 1e-14)
+    floored(x).sum().backward()
+    assert floored.A_log.grad.abs().min() > 0
+
+
+def test_a_floor_keeps_the_digits_of_a_decay_near_one():
+    mixer = build(GatedDeltaNetConfig(decay_floor=0.5))
+    with torch.no_grad():
+        mixer.A_log.fill_(-20)
+    g = contract.seen_at(mixer, contract.stream(9, D_MODEL), "hook_decay")
+    assert g.max() < 0  # in float32, log(0.5 + 0.5 e^g) would be 0
+
+
+@pytest.mark.parametrize(("options", "cap"), [({}, 1), ({"allow_neg_eigval": True}, 2), ({"beta_max": 0.25}, 0.25)])
+def test_beta_stays_below_its_cap(options, cap):
+    x = 100 * contract.stream(32, D_MODEL)
+    for config in (DeltaNetConfig(**options), GatedDeltaNetConfig(**options)):
+        beta = contract.seen_at(build(config), x, "hook_beta")
+        assert 0.9 * cap < beta.max() <= cap
+        assert 0 <= beta.min() < 0.1 * cap
+
+
+def test_a_cap_above_one_must_allow_negative_eigenvalues():
+    assert DeltaNetConfig(beta_max=1.5, allow_neg_eigval=True).cap == 1.5
+    with pytest.raises(UserError, match=r"beta_max: 1.5 makes .* negative; expected at most 1, or allow_neg_eigval"):
+        DeltaNetConfig(beta_max=1.5)
+
+
 def test_heads_that_do_not_divide_the_model_are_refused():
     with pytest.raises(UserError, match="n_heads must divide d_model = 16, got 3"):
         DeltaNet(DeltaNetConfig(n_heads=3), 16, "none")

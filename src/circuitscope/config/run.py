@@ -48,6 +48,8 @@ class RunConfig(Section):
             have = getattr(self.model, field)
             if have < need:
                 raise UserError(f"model.{field} must be at least the task's {need}, got {have}")
+        if self.model.sees_ahead and _asks_for_next_tokens(self.task):
+            self.model.check_causal(f"{self.task.name}, whose labels are the next tokens,")
         return self
 
     @classmethod
@@ -132,6 +134,14 @@ class RunConfig(Section):
         """The complete config as YAML: the version of the layout, then every value, defaults included."""
         text: str = yaml.safe_dump({"schema": VERSION, **self.model_dump(mode="json")}, sort_keys=False)
         return text
+
+
+def _asks_for_next_tokens(task: Task) -> bool:
+    """Whether every label is the token after it, which a model that sees ahead would just copy."""
+    batch = task.batch(0, size=8)
+    tokens, labels = batch.tokens[:, 1:], batch.labels[:, :-1]
+    asked = labels != tasks.NO_LABEL
+    return bool(asked.any()) and bool((tokens == labels)[asked].all())
 
 
 def _missing(data: Any, complete: Any, at: str = "") -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Causal depthwise convolution over a few positions, the token shift, and their matrices.
+"""Depthwise convolution over a few positions, causal or with some taps ahead, the token shift, and their matrices.
 
 The reference is short_conv_reference, torch's own grouped conv1d, which also computes on a GPU and in float64. The fast
 path is long_conv's loop over taps, which keeps channels last, so that nothing is transposed.
@@ -26,20 +26,28 @@ def short_conv(
     x: Float[Tensor, "batch pos channel"],
     weight: Float[Tensor, "channel width"],
     bias: Float[Tensor, " channel"] | None = None,
+    ahead: int = 0,
 ) -> Float[Tensor, "batch pos channel"]:
-    """y_i = Σ_{t<w} weight[:, w−1−t] x_{i−t} + bias, with x zero before the first position.
+    """y_i = Σ_{t<w} weight[:, w−1−t] x_{i+ahead−t} + bias, with x zero outside the sequence.
 
-    The last tap of `weight` is for the current position, as in torch's conv1d, so published weights load unchanged
-    once their middle axis of size 1 is dropped. The fast path is differentiable once.
+    Without taps `ahead`, the last tap of `weight` is for the current position, as in torch's conv1d, so published
+    weights load unchanged once their middle axis of size 1 is dropped. The fast path is differentiable once.
     """
+    if ahead:
+        return short_conv(F.pad(x, (0, 0, 0, ahead)), weight, bias)[:, ahead:]
     if takes_direct_path(x, weight.shape[1]):
         return direct_conv(x, weight.flip(1), bias)
     return short_conv_reference(x, weight, bias)
 
 
-def short_conv_phi(weight: Float[Tensor, "channel width"], length: int) -> Float[Tensor, "channel dest src"]:
-    """Φ_ij = weight[:, w−1−(i−j)] for 0 ≤ i−j < w, else 0: banded, lower-triangular, without the bias."""
-    return toeplitz(weight.flip(1), length)
+def short_conv_phi(
+    weight: Float[Tensor, "channel width"], length: int, ahead: int = 0
+) -> Float[Tensor, "channel dest src"]:
+    """Φ_ij = weight[:, w−1−(i+ahead−j)] for 0 ≤ i+ahead−j < w, else 0: banded, without the bias.
+
+    It is lower-triangular if no tap is ahead.
+    """
+    return toeplitz(weight.flip(1), length + ahead)[:, ahead:, :length]
 
 
 def token_shift(x: Float[Tensor, "batch pos channel"]) -> Float[Tensor, "batch pos channel"]:

@@ -22,7 +22,7 @@ from circuitscope.mixers import (  # noqa: F401  each registers its mixers
     s4_mamba,
     s6,
 )
-from circuitscope.mixers.mixer import Mixer, MixerConfig
+from circuitscope.mixers.mixer import Mixer, MixerConfig, RotaryConfig
 from circuitscope.mixers.reading import Factor, Product, Reading
 from circuitscope.mixers.registry import MIXERS, register
 
@@ -33,6 +33,7 @@ __all__ = [
     "MixerConfig",
     "Product",
     "Reading",
+    "RotaryConfig",
     "build_mixer",
     "config_class",
     "mixer_config",

@@ -1,11 +1,14 @@
-"""Causal softmax attention: Φ is the attention pattern itself. A config can add short convs before the projections."""
+"""Causal softmax attention: Φ is the attention pattern itself. A config can add short convs before the projections.
+
+A centred conv reads later positions, and with it the layer is not causal; the pattern stays causal.
+"""
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from circuitscope.errors import UserError
@@ -14,11 +17,11 @@ from circuitscope.kernels.attention import causal_scores, fused_attention
 from circuitscope.kernels.short_conv import short_conv
 from circuitscope.memory import check_fits
 from circuitscope.mixers.mixer import MixerConfig, check_divides
-from circuitscope.mixers.positions import alibi, rotate
+from circuitscope.mixers.positions import alibi, check_rotates, rotate
 from circuitscope.mixers.reading import Build, Factor, Reading
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Heads, mix, short_convolve
-from circuitscope.section import Unit
+from circuitscope.section import Added, Unit
 
 if TYPE_CHECKING:
     from circuitscope.lens import HookPoint
@@ -43,7 +46,24 @@ class AttentionConfig(MixerConfig):
     conv_width: Annotated[int, Unit("taps")] = Field(
         default=4, ge=1, description="length of each short conv; the last tap is the position itself"
     )
+    conv_mode: Annotated[Literal["causal", "centred"], Added(3, before="causal")] = Field(
+        default="causal",
+        description="whether each short conv reads back only, or also conv_width / 2, rounded down, positions ahead, as"
+        " padding='same' in torch; a model with centred convs cannot generate",
+    )
     conv_activation: bool = Field(default=False, description="SiLU after each short conv")
+
+    @model_validator(mode="after")
+    def _a_conv_to_centre(self) -> "AttentionConfig":
+        if self.conv_mode == "centred" and not self.conv_on:
+            raise UserError(
+                "mixer.conv_mode: centred needs a conv, and conv_on is empty; expected causal, or a conv_on"
+            )
+        return self
+
+    @property
+    def sees_ahead(self) -> int:
+        return self.conv_width // 2 if self.conv_mode == "centred" else 0
 
     @property
     def phi_in_passing(self) -> bool:
@@ -61,10 +81,10 @@ class Attention(nn.Module):
     `hook_attn_scores`, `hook_pattern` and `hook_phi` fire only when something listens to one of them. Then
     the mixer builds the pattern, passes it through the hooks in this order, and computes z from what comes back.
 
-    Each conv is causal and depthwise, has a bias, and acts on x before the projection; Q, K and V have
-    separate convs. Their outputs before SiLU are at `hook_conv_q`, `hook_conv_k` and, for the values,
+    Each conv is depthwise, causal unless `conv_mode` is centred, has a bias, and acts on x before the projection; Q, K
+    and V have separate convs. Their outputs before SiLU are at `hook_conv_q`, `hook_conv_k` and, for the values,
     `hook_conv`. The matrix of the values' conv is at `hook_phi_conv`. The convs of Q and K are part of the
-    pattern; the conv of V is a factor of its own.
+    pattern, which is lower-triangular in either mode; the conv of V is a factor of its own, and is so only if causal.
     """
 
     state_size = None
@@ -77,8 +97,8 @@ class Attention(nn.Module):
         super().__init__()
         check_divides("n_heads", config.n_heads, f"d_model = {d_model}", d_model)
         self.n_heads, self.d_head = config.n_heads, d_model // config.n_heads
-        if positions == "rope" and self.d_head % 2:
-            raise UserError(f"rope needs an even head size, got d_model / n_heads = {self.d_head}")
+        if positions == "rope":
+            check_rotates(self.d_head, "head size d_model / n_heads")
         self.config, self.positions = config, positions
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=config.qkv_bias)
         self.out = nn.Linear(d_model, d_model)
@@ -130,7 +150,8 @@ class Attention(nn.Module):
 
         factors = [Factor("pattern", "head", self.n_heads, pattern, shares=True, core=True)]
         if conv is not None:
-            factors.append(Factor("conv", "channel", x.shape[2], conv, hook="hook_phi_conv"))
+            causal = not self.config.sees_ahead
+            factors.append(Factor("conv", "channel", x.shape[2], conv, causal=causal, hook="hook_phi_conv"))
         return Reading(x.shape, factors=tuple(factors), transition=self.no_transition, no_composed=self.no_composed)
 
     def reading_from(self, phi: Float[Tensor, "batch head dest src"]) -> Reading:
@@ -172,13 +193,15 @@ class Attention(nn.Module):
         if name not in self.config.conv_on:
             return x
         conv = getattr(self, f"conv_{name}")
-        return self._activate(getattr(self, f"hook_conv_{name}")(short_conv(x, conv.weight[:, 0], conv.bias)))
+        convolved = short_conv(x, conv.weight[:, 0], conv.bias, self.config.sees_ahead)
+        return self._activate(getattr(self, f"hook_conv_{name}")(convolved))
 
     def _read_v(self, x: Stream) -> tuple[Stream, Build | None]:
         """What the projection of V reads, and the matrix of its conv."""
         if "v" not in self.config.conv_on:
             return x, None
-        u, matrix = short_convolve(self.hook_phi_conv, x, self.conv_v.weight[:, 0], self.conv_v.bias)
+        weight, bias = self.conv_v.weight[:, 0], self.conv_v.bias
+        u, matrix = short_convolve(self.hook_phi_conv, x, weight, bias, self.config.sees_ahead)
         return self._activate(self.hook_conv(u)), matrix
 
     def _activate(self, x: Stream) -> Stream:

@@ -6,24 +6,26 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from circuitscope.errors import UserError
 from circuitscope.hooks import hook
 from circuitscope.kernels.delta_rule import delta_phi, delta_rule, delta_with_state_edit
 from circuitscope.kernels.short_conv import short_conv
 from circuitscope.mixers.mamba import dt_bias
-from circuitscope.mixers.mixer import MixerConfig, check_divides
+from circuitscope.mixers.mixer import RotaryConfig, check_divides
+from circuitscope.mixers.positions import check_rotates, rotate
 from circuitscope.mixers.reading import Build, DeltaTransition, Factor, Reading, State
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Channels, Heads, mix, short_convolve
-from circuitscope.section import DefaultBy, Unit
+from circuitscope.section import Added, DefaultBy, Unit
 
 PerHead = Float[Tensor, "batch pos head"]
 Gate = Float[Tensor, "batch pos head d_value"]
 
 
-class DeltaConfig(MixerConfig):
+class DeltaConfig(RotaryConfig):
     """What both delta rules have in common."""
 
     gated: ClassVar[bool]
@@ -42,7 +44,29 @@ class DeltaConfig(MixerConfig):
     allow_neg_eigval: bool = Field(
         default=False, description="β goes up to 2, not 1, so a write can flip what a key held"
     )
+    beta_max: Annotated[float | None, Added(3, before=None), DefaultBy("none: 2 with allow_neg_eigval, else 1")] = (
+        Field(
+            default=None,
+            gt=0,
+            le=2,
+            description="the cap on β, which is in (0, beta_max); above 1 needs allow_neg_eigval",
+        )
+    )
     norm_eps: float = Field(default=1e-5, gt=0, description="epsilon of the norm on each head's output")
+
+    @model_validator(mode="after")
+    def _no_negative_eigenvalue_unless_allowed(self) -> "DeltaConfig":
+        if self.beta_max is not None and self.beta_max > 1 and not self.allow_neg_eigval:
+            raise UserError(
+                f"mixer.beta_max: {self.beta_max} makes the eigenvalue 1 − β of a write negative; expected at most 1,"
+                " or allow_neg_eigval: true"
+            )
+        return self
+
+    @property
+    def cap(self) -> float:
+        """What β stays below."""
+        return self.beta_max if self.beta_max is not None else 2 if self.allow_neg_eigval else 1
 
 
 class DeltaNetConfig(DeltaConfig):
@@ -57,6 +81,12 @@ class GatedDeltaNetConfig(DeltaConfig):
 
     gated: ClassVar[bool] = True
     name: Literal["gated_deltanet"] = "gated_deltanet"
+    decay_floor: Annotated[float, Added(3, before=0.0)] = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="the least share f of the state that a step keeps: it keeps f + (1 − f) α where it would keep α",
+    )
 
 
 @register(DeltaNetConfig, GatedDeltaNetConfig)
@@ -65,12 +95,17 @@ class DeltaNet(nn.Module):
 
     Φ = d_key^−½ (Γ ⊙ tril(QKᵀ)) · (I + diag β (Γ ⊙ tril(KKᵀ, −1)))⁻¹ · diag β.
 
-    q, k = l2norm(SiLU(conv(W x))), v = SiLU(conv(W x)), β = σ(W x), doubled with `allow_neg_eigval`. The norm and
-    the output gate act on z at each position alone. The norm is not linear in z, so neither of them is a factor.
+    q, k = l2norm(SiLU(conv(W x))), v = SiLU(conv(W x)), β = β_max σ(W x), with β_max 1, or 2 with `allow_neg_eigval`,
+    or as `beta_max` says. The norm and the output gate act on z at each position alone. The norm is not linear in z, so
+    neither of them is a factor.
 
-    `hook_q` and `hook_k` hold what the rule reads, after conv, SiLU and norm; `hook_decay` holds g = −exp(A_log) ·
-    softplus(W x + dt_bias), the logarithm of the decay; `hook_gate` holds the gate before SiLU; `hook_state` is
-    [batch, pos, head, d_key, d_head]. `hook_phi_conv` is the conv on the values; the convs on q and k stay fused.
+    The state keeps the share α = exp(−exp(A_log) · softplus(W x + dt_bias)) per step or, with a `decay_floor` f, the
+    share f + (1 − f) α, which is in (f, 1) and passes a gradient to α everywhere.
+
+    `hook_q` and `hook_k` hold q and k after conv, SiLU and norm, which the rule reads; with rope it reads them rotated,
+    as they are at `hook_rot_q` and `hook_rot_k`. `hook_decay` holds g, the logarithm of the share that
+    is kept; `hook_gate` holds the gate before SiLU; `hook_state` is [batch, pos, head, d_key, d_head]. `hook_phi_conv`
+    is the conv on the values; the convs on q and k stay fused.
     """
 
     def __init__(self, config: DeltaConfig, d_model: int, positions: str):
@@ -94,6 +129,9 @@ class DeltaNet(nn.Module):
             self.A_log.no_weight_decay = self.dt_bias.no_weight_decay = True  # type: ignore[attr-defined]
             self.hook_decay, self.hook_gate = hook("batch pos head"), hook("batch pos head d_head")
         self.hook_q, self.hook_k = (hook("batch pos head d_key") for _ in "qk")
+        if config.rotary:
+            check_rotates(self.d_key, "d_key")
+            self.hook_rot_q, self.hook_rot_k = (hook("batch pos head d_key") for _ in "qk")
         self.hook_beta = hook("batch pos head")
         self.hook_phi_conv = hook("batch channel dest src", on_demand=True)
         self.hook_conv = hook("batch pos channel")
@@ -133,7 +171,7 @@ class DeltaNet(nn.Module):
                 Factor("conv", "channel", channels, conv, hook="hook_phi_conv"),
             ),
             transition=DeltaTransition(k, beta, g),
-            state=State(by="hook_q", groups=self.n_heads),
+            state=State(by="hook_rot_q" if self.config.rotary else "hook_q", groups=self.n_heads),
         )
 
     def mixing_flops(self, length: int) -> int:
@@ -153,13 +191,18 @@ class DeltaNet(nn.Module):
         of_qk, of_v = self.conv.weight[:, 0].split(self.sizes[:2])
         q, k = F.silu(short_conv(qk, of_qk)).chunk(2, dim=-1)
         q, k = self.hook_q(_l2norm(self._heads(q))), self.hook_k(_l2norm(self._heads(k)))
+        if self.config.rotary:
+            q, k = self.hook_rot_q(rotate(q)), self.hook_rot_k(rotate(k))
         convolved, conv = short_convolve(self.hook_phi_conv, u, of_v, None)
         pre = self.hook_conv(convolved)
-        beta = self.hook_beta((2 if self.config.allow_neg_eigval else 1) * beta.sigmoid())
-        if not self.config.gated:
+        beta = self.hook_beta(self.config.cap * beta.sigmoid())
+        if not isinstance(self.config, GatedDeltaNetConfig):
             return q, k, pre, beta, None, None, conv
         step, gate = rest
-        g = self.hook_decay(-self.A_log.exp() * F.softplus(step + self.dt_bias))
+        g = -self.A_log.exp() * F.softplus(step + self.dt_bias)
+        if floor := self.config.decay_floor:
+            g = torch.log1p((1 - floor) * torch.expm1(g))  # log(f + (1 − f) e^g), exact where little decays
+        g = self.hook_decay(g)
         return q, k, pre, beta, g, self.hook_gate(self._heads(gate)), conv
 
     def _heads(self, u: Channels) -> Heads:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,8 @@ from circuitscope.kernels.selective_scan import (
     selective_scan_phi_profile,
     selective_scan_with_state_edit,
 )
-from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.mixers.mixer import MixerConfig, RotaryConfig
+from circuitscope.mixers.positions import check_rotates, rotate
 from circuitscope.mixers.reading import Build, Factor, GatedTransition, Profile, Reading, State
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.scan import ChannelScan, mix_channels
@@ -41,8 +42,10 @@ class GatedBlockConfig(MixerConfig):
     gate: bool = Field(default=True, description="whether a SiLU gate multiplies the output")
 
 
-class MambaConfig(GatedBlockConfig):
+class MambaConfig(GatedBlockConfig, RotaryConfig):
     """W_o(y ⊙ SiLU(gate)), y the selective scan of SiLU(conv(W_x x))."""
+
+    has_mimetic_start: ClassVar[bool] = True
 
     name: Literal["mamba"] = "mamba"
     d_state: Annotated[int, Unit("states per channel")] = Field(default=16, ge=1, description="size N of the state")
@@ -67,6 +70,14 @@ class SelectiveSSM(nn.Module):
         self.A_log.no_weight_decay = self.D.no_weight_decay = True  # type: ignore[attr-defined]
         initialize_dt(self.dt_proj)
 
+    @torch.no_grad()
+    def start_mimetic(self, max_length: int) -> None:
+        """Starts as linear attention whose queries are its keys; see `start_near_identity`."""
+        self.dt_proj.weight.zero_()
+        start_near_identity(self.A_log, self.dt_proj.bias, max_length)
+        _, of_B, of_C = self.x_proj.weight.split(self.sizes)
+        of_C.copy_(of_B)
+
     def forward(self, v: Channels) -> tuple[Channels, Shared, Shared]:
         low, B, C = self.x_proj(v).split(self.sizes, dim=-1)
         return F.softplus(self.dt_proj(low)), B, C
@@ -84,19 +95,44 @@ def initialize_dt(dt_proj: nn.Linear) -> None:
     dt_proj.own_init = True  # type: ignore[assignment]
 
 
+MIMETIC_LOSS = 0.1  # of log state, over the longest sequence, at the rate that is fastest
+
+
+@torch.no_grad()
+def start_near_identity(A_log: Tensor, bias: Tensor, max_length: int) -> None:
+    """Sets rates and step sizes so that a state hardly decays: Δ = 1, and exp(Δ A max_length) is at least e^−0.1.
+
+    The rates keep their ratios. This is the first half of the mimetic start (Trockman et al. 2024, arXiv 2410.11135):
+    with transitions near the identity Φ_ij is about C_i · B_j. The second half, W_C = W_B, then makes a position read
+    those that are like it, as attention does whose W_Q is its W_K. The numbers 1 and 0.1 are this package's choice.
+    """
+    A_log.add_(math.log(MIMETIC_LOSS / max_length) - A_log.max())
+    bias.fill_(math.log(math.e - 1))  # softplus of it is 1
+
+
 def dt_bias(count: int) -> Float[Tensor, " count"]:
     """Inverse softplus of step sizes log-uniform in [1e-3, 1e-1], clamped to at least 1e-4."""
     dt = torch.exp(torch.rand(count) * math.log(100) + math.log(1e-3)).clamp(min=1e-4)
     return dt + torch.log(-torch.expm1(-dt))
 
 
-SELECTIVE_STATE = State(by="hook_C", channels_first=True)
+def add_selective_hooks(mixer: Any, d_state: int, rotary: bool) -> None:
+    """Gives a mixer what `selective` calls: hook_dt, hook_B, hook_C and, with rope, hook_rot_B and hook_rot_C."""
+    mixer.hook_dt = hook("batch pos channel")
+    mixer.hook_B, mixer.hook_C = (hook("batch pos state") for _ in "BC")
+    mixer.rotary = rotary
+    mixer.state = State(by="hook_rot_C" if rotary else "hook_C", channels_first=True)
+    if rotary:
+        check_rotates(d_state, "d_state")
+        mixer.hook_rot_B, mixer.hook_rot_C = (hook("batch pos state") for _ in "BC")
 
 
 def selective(mixer: Any, v: Channels) -> ChannelScan:
-    """S6 for these values, from the `ssm` of a mixer that has hook_dt, hook_B and hook_C."""
+    """S6 for these values, from the `ssm` of a mixer with `add_selective_hooks`."""
     dt, B, C = mixer.ssm(v)
     dt, B, C = mixer.hook_dt(dt), mixer.hook_B(B), mixer.hook_C(C)
+    if mixer.rotary:
+        B, C = mixer.hook_rot_B(rotate(B)), mixer.hook_rot_C(rotate(C))
     A, D = mixer.ssm.A, mixer.ssm.D
     return ChannelScan(
         phi=lambda part: selective_scan_phi(dt[..., part], A[part], B, C, D[part]),
@@ -194,16 +230,24 @@ class GatedBlock(nn.Module):
 
 @register(MambaConfig)
 class Mamba(GatedBlock):
-    """Φ is the scan's matrix, per channel: Σ_n C_in exp(A_en (S_i − S_j)) Δ_je B_jn + D_e δ_ij."""
+    """Φ is the scan's matrix, per channel: Σ_n C_in exp(A_en (S_i − S_j)) Δ_je B_jn + D_e δ_ij.
 
-    state = SELECTIVE_STATE
+    With rope, B and C are rotated after `hook_B` and `hook_C`; `hook_rot_B` and `hook_rot_C` hold what the scan reads.
+    A rotation turns two states into each other. They decay at different rates here, so Φ_ij depends on i − j and, the
+    more the states have decayed, also on i; in Mamba2 and the delta rules it depends on i − j alone.
+    """
+
+    ssm: SelectiveSSM
 
     def __init__(self, config: MambaConfig, d_model: int, positions: str):
         rank = config.dt_rank or math.ceil(d_model / 16)
         super().__init__(config, d_model, lambda n: SelectiveSSM(n, config.d_state, rank), config.d_state)
         self.d_state = config.d_state
-        self.hook_dt = hook("batch pos channel")
-        self.hook_B, self.hook_C = (hook("batch pos state") for _ in "BC")
+        add_selective_hooks(self, config.d_state, config.rotary)
+
+    def start_mimetic(self, max_length: int) -> None:
+        """Starts the scan as linear attention; the conv, the gate and the projections around it start as always."""
+        self.ssm.start_mimetic(max_length)
 
     def scan(self, v: Channels) -> ChannelScan:
         return selective(self, v)

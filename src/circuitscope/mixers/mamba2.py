@@ -1,6 +1,6 @@
 """Mamba2: a gated block around SSD, the state-space model with one decay per head."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from circuitscope.hooks import hook
 from circuitscope.kernels.short_conv import short_conv
 from circuitscope.kernels.ssd import ssd, ssd_phi, ssd_with_state_edit
-from circuitscope.mixers.mamba import dt_bias
-from circuitscope.mixers.mixer import MixerConfig, check_divides
+from circuitscope.mixers.mamba import dt_bias, start_near_identity
+from circuitscope.mixers.mixer import RotaryConfig, check_divides
+from circuitscope.mixers.positions import check_rotates, rotate
 from circuitscope.mixers.reading import Build, Factor, GatedTransition, Reading, State
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Channels, mix, short_convolve
@@ -23,8 +24,10 @@ StepSizes = Float[Tensor, "batch pos head"]
 Groups = Float[Tensor, "batch pos group state"]
 
 
-class Mamba2Config(MixerConfig):
+class Mamba2Config(RotaryConfig):
     """W_o RMSNorm(y ⊙ SiLU(gate)), y the SSD of SiLU(conv(·)) of values, B and C."""
+
+    has_mimetic_start: ClassVar[bool] = True
 
     name: Literal["mamba2"] = "mamba2"
     d_state: Annotated[int, Unit("states per channel")] = Field(default=128, ge=1, description="size N of the state")
@@ -46,7 +49,8 @@ class Mamba2(nn.Module):
     The gate comes before the norm. The gate is a factor, diag(SiLU(gate)); the norm is not linear and
     belongs to Out. `hook_conv` and `hook_phi_conv` cover the channels of the values. B and C go through the
     same short conv, but always fused; read and edit them after it, at `hook_B` and `hook_C`. `hook_dt` is Δ,
-    after its softplus. The norm is over all channels, even with more than one group.
+    after its softplus. The norm is over all channels, even with more than one group. With rope, B and C are rotated
+    after `hook_B` and `hook_C`; `hook_rot_B` and `hook_rot_C` hold what the SSD reads.
     """
 
     def __init__(self, config: Mamba2Config, d_model: int, positions: str):
@@ -73,10 +77,26 @@ class Mamba2(nn.Module):
         self.hook_conv, self.hook_gate = hook("batch pos channel"), hook("batch pos channel")
         self.hook_dt = hook("batch pos head")
         self.hook_B, self.hook_C = (hook("batch pos group state") for _ in "BC")
+        if config.rotary:
+            check_rotates(config.d_state, "d_state")
+            self.hook_rot_B, self.hook_rot_C = (hook("batch pos group state") for _ in "BC")
         self.hook_v, self.hook_z = (hook("batch pos head d_head") for _ in "vz")
         self.hook_phi = hook("batch head dest src")
         self.hook_state = hook("batch pos head state d_head", on_demand=True)
         self.state_size = channels * config.d_state + convolved * (config.conv_width - 1)
+
+    @torch.no_grad()
+    def start_mimetic(self, max_length: int) -> None:
+        """Starts as linear attention whose queries are its keys: C has the projection and the conv of B."""
+        start_near_identity(self.A_log, self.dt_bias, max_length)
+        _, _, shared, dt = self.in_proj.weight.split(self.sizes)
+        dt.zero_()
+        for of_B, of_C in (shared.chunk(2), self._of_shared(self.conv.weight), self._of_shared(self.conv.bias)):
+            of_C.copy_(of_B)
+
+    def _of_shared(self, of_conv: Any) -> tuple[Tensor, ...]:
+        """The parts of the conv's weight or bias for B and for C."""
+        return tuple(of_conv[self.sizes[1] :].chunk(2))
 
     @property
     def A(self) -> Float[Tensor, " head"]:
@@ -115,7 +135,7 @@ class Mamba2(nn.Module):
                 Factor("conv", "channel", n, conv, hook="hook_phi_conv"),
             ),
             transition=GatedTransition(dt, A[:, None]),
-            state=State(by="hook_C", groups=self.config.n_groups),
+            state=State(by="hook_rot_C" if self.config.rotary else "hook_C", groups=self.config.n_groups),
         )
 
     def mixing_flops(self, length: int) -> int:
@@ -144,4 +164,7 @@ class Mamba2(nn.Module):
             shared, "batch pos (two group state) -> two batch pos group state", two=2, group=self.config.n_groups
         )
         dt = self.hook_dt(F.softplus(dt + self.dt_bias))
-        return gate, pre, dt, self.hook_B(B), self.hook_C(C), conv
+        B, C = self.hook_B(B), self.hook_C(C)
+        if self.config.rotary:
+            B, C = self.hook_rot_B(rotate(B)), self.hook_rot_C(rotate(C))
+        return gate, pre, dt, B, C, conv

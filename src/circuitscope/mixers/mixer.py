@@ -1,15 +1,15 @@
 """The interface of every token mixer: z = Φ(x) · v(x), y = Out(z, x), with Φ [batch, unit, dest, src]."""
 
 import math
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Float
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from circuitscope.errors import UserError
 from circuitscope.mixers.reading import Reading
-from circuitscope.section import Section
+from circuitscope.section import Added, DefaultBy, Section
 
 
 class MixerConfig(Section):
@@ -22,6 +22,7 @@ class MixerConfig(Section):
     blind_to_order: ClassVar[bool] = False
     positions_inside: ClassVar[frozenset[str]] = frozenset()  # positional encodings that the mixer applies itself
     default_init: ClassVar[str] = "native"
+    has_mimetic_start: ClassVar[bool] = False  # whether the module has `start_mimetic(max_length)`, for init mimetic
     name: str
 
     @field_validator("*", mode="after")
@@ -30,6 +31,11 @@ class MixerConfig(Section):
         if isinstance(value, int) and value > 2**20:
             raise ValueError("expected at most 2^20 = 1,048,576")
         return value
+
+    @property
+    def sees_ahead(self) -> int:
+        """How many positions after its own an output of the mixer reads; 0 if it is causal."""
+        return 0
 
     @property
     def phi_in_passing(self) -> bool:
@@ -43,6 +49,21 @@ class MixerConfig(Section):
     def releases_lock(self) -> bool:
         """Whether the mixer computes in torch, which lets other Python threads run; Numba's kernels do not."""
         return False
+
+
+class RotaryConfig(MixerConfig):
+    """The option of a mixer that is not blind to order and can still be given rope.
+
+    What it rotates are the two vectors whose product says what a position reads of another: C and B, or q and k. They
+    are rotated before the kernel, so Φ and the recurrent state are as exact as without.
+    """
+
+    rotary: Annotated[
+        bool, Added(3, before=False), DefaultBy("true if positions is rope and no layer is attention, else false")
+    ] = Field(
+        default=False,
+        description="whether rope rotates this layer: C and B of the state-space models, q and k of the delta rules",
+    )
 
 
 @runtime_checkable

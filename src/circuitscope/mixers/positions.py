@@ -1,8 +1,10 @@
-"""Positional encodings: added to the stream (learned, sinusoidal) or inside attention (rope, alibi)."""
+"""Positional encodings: added to the stream (learned, sinusoidal) or inside a mixer (rope, alibi)."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from circuitscope.errors import UserError
 
 
 def sinusoidal(length: int, d_model: int) -> Float[Tensor, "pos d_model"]:
@@ -14,11 +16,18 @@ def sinusoidal(length: int, d_model: int) -> Float[Tensor, "pos d_model"]:
     return table
 
 
-def rotate(x: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch pos head d_head"]:
+def check_rotates(size: int, what: str) -> None:
+    """Refuses to rotate vectors of an odd size."""
+    if size % 2:
+        raise UserError(f"rope needs an even {what}, got {size}; nearest: {size + 1}")
+
+
+def rotate(x: Float[Tensor, "batch pos *head d_head"]) -> Float[Tensor, "batch pos *head d_head"]:
     """RoPE with base 10000: it rotates the first half against the second, so that positions enter q·k only as i − j."""
     half = x.shape[-1] // 2
     rate = 10000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-    angle = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)[:, None, None] * rate
+    angle = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)[:, None] * rate
+    angle = angle.view(x.shape[1], *(1,) * (x.ndim - 3), half)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

@@ -33,6 +33,7 @@ class Factor:
         build: gives, for a slice of the units, the matrix [batch, unit, dest, src] or, if `diagonal`, its diagonal
             [batch, unit, pos]. The batch axis is 1 where all sequences share one matrix.
         shares: its rows are not negative and sum to 1, as in attention.
+        causal: it is zero where src > dest; False only for a conv that reads later positions.
         core: it is part of Φ, which stands between `hook_v` and `hook_z`; the product of the core is at `hook_phi`.
         hook: the mixer's hook that carries this factor alone, for example "hook_phi_conv"; "" if there is none.
         without_skip: builds it without its direct term D δ_ij, if it has one.
@@ -46,6 +47,7 @@ class Factor:
     build: Build
     shares: bool = False
     diagonal: bool = False
+    causal: bool = True
     core: bool = False
     hook: str = ""
     without_skip: Build | None = None
@@ -85,6 +87,11 @@ class Product:
     def diagonal(self) -> bool:
         """Whether it moves nothing between positions."""
         return all(factor.diagonal for factor in self.factors)
+
+    @property
+    def causal(self) -> bool:
+        """Whether no position reads a later one: its entries with src > dest are zero."""
+        return all(factor.causal for factor in self.factors)
 
     @property
     def core(self) -> bool:

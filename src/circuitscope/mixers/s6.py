@@ -1,23 +1,25 @@
 """S6 alone: Mamba's selective scan as a mixer, without the block around it."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
 from circuitscope.hooks import hook
-from circuitscope.mixers.mamba import SELECTIVE_STATE, SelectiveSSM, selective
-from circuitscope.mixers.mixer import MixerConfig
-from circuitscope.mixers.reading import Reading
+from circuitscope.mixers.mamba import SelectiveSSM, add_selective_hooks, selective
+from circuitscope.mixers.mixer import RotaryConfig
+from circuitscope.mixers.reading import Reading, State
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.scan import mix_channels
 from circuitscope.section import DefaultBy, Unit
 
 
-class S6Config(MixerConfig):
+class S6Config(RotaryConfig):
     """W_o S6(x): one selective scan for each channel of the stream, then the output projection."""
+
+    has_mimetic_start: ClassVar[bool] = True
 
     name: Literal["s6"] = "s6"
     d_state: Annotated[int, Unit("states per channel")] = Field(default=16, ge=1, description="size N of the state")
@@ -28,21 +30,25 @@ class S6Config(MixerConfig):
 
 @register(S6Config)
 class S6(nn.Module):
-    """v = x, Φ as in Mamba, y = W_o z. No conv, no SiLU, no gate: Δ, B and C are read from x itself."""
+    """v = x, Φ as in Mamba, y = W_o z. No conv, no SiLU, no gate: Δ, B and C are read from x. Rope as in Mamba."""
 
     d_head = 1
+    state: State
 
     def __init__(self, config: S6Config, d_model: int, positions: str):
         super().__init__()
         self.n_heads, self.d_state = d_model, config.d_state
         self.ssm = SelectiveSSM(d_model, config.d_state, config.dt_rank or math.ceil(d_model / 16))
         self.out = nn.Linear(d_model, d_model, bias=False)
-        self.hook_dt = hook("batch pos channel")
-        self.hook_B, self.hook_C = (hook("batch pos state") for _ in "BC")
+        add_selective_hooks(self, config.d_state, config.rotary)
         self.hook_v, self.hook_z = (hook("batch pos channel d_head") for _ in "vz")
         self.hook_phi = hook("batch channel dest src", on_demand=True)
         self.hook_state = hook("batch pos channel state", on_demand=True)
         self.state_size = d_model * config.d_state
+
+    def start_mimetic(self, max_length: int) -> None:
+        """Starts as linear attention, as Mamba does."""
+        self.ssm.start_mimetic(max_length)
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         out: Tensor = self.out(mix_channels(self, x, selective(self, x)))
@@ -51,7 +57,7 @@ class S6(nn.Module):
     def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
         """The scan's matrix alone."""
         scan = selective(self, x)
-        return Reading(x.shape, factors=(scan.factor(self.n_heads),), transition=scan.transition, state=SELECTIVE_STATE)
+        return Reading(x.shape, factors=(scan.factor(self.n_heads),), transition=scan.transition, state=self.state)
 
     def mixing_flops(self, length: int) -> int:
         """FLOPs of the scan, forward, per token: 9 per state and channel."""

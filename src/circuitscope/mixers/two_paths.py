@@ -57,7 +57,7 @@ def convolve(
     bias: Float[Tensor, " channel"] | None,
     fused: Callable[[Channels], Channels],
 ) -> tuple[Channels, Build]:
-    """A causal short conv or token shift of u, and its matrix for slices of the channels, as a `Factor` builds it.
+    """A short conv or token shift of u, and its matrix for slices of the channels, as a `Factor` builds it.
 
     The conv is fused unless something listens to `point`. Then the matrix of all channels [batch, channel, dest, src]
     goes through the hook; u is multiplied by what comes back, and the slices are taken from it.
@@ -72,14 +72,18 @@ def convolve(
 
 
 def short_convolve(
-    point: nn.Module, u: Channels, weight: Float[Tensor, "channel tap"], bias: Float[Tensor, " channel"] | None
+    point: nn.Module,
+    u: Channels,
+    weight: Float[Tensor, "channel tap"],
+    bias: Float[Tensor, " channel"] | None,
+    ahead: int = 0,
 ) -> tuple[Channels, Build]:
-    """A causal depthwise short conv of u, and its matrix for slices of the channels, as `convolve` gives them."""
+    """A depthwise short conv of u, causal if no tap is `ahead`, and its matrix, as `convolve` gives them."""
     length = u.shape[1]
     return convolve(
         point,
         u,
-        matrix=lambda part: short_conv_phi(weight[part], length),
+        matrix=lambda part: short_conv_phi(weight[part], length, ahead),
         bias=bias,
-        fused=lambda u: short_conv(u, weight, bias),
+        fused=lambda u: short_conv(u, weight, bias, ahead),
     )

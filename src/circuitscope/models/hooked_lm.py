@@ -100,11 +100,11 @@ class HookedLM(HookedRootModule):
             self.unembed = nn.Linear(config.d_model, config.vocab_size, bias=False)
 
     def _initialize(self, config: ModelConfig) -> None:
-        """Linear maps start at N(0, 0.02) with zero biases (`gpt2`) or as in torch (`native`).
+        """Linear maps start at N(0, 0.02) with zero biases (`gpt2`) or as in torch (`native`, `mimetic`).
 
-        Embeddings start at N(0, embed_std). Modules with a true `own_init` keep what their mixer gave them. With
-        `rescale_residual`, output projections shrink by 1/√(residual branches), of which each layer has two under
-        gpt2 with an MLP, and otherwise one.
+        With `mimetic`, a mixer that can start as linear attention then does so. Embeddings start at N(0, embed_std).
+        Modules with a true `own_init` keep what their mixer gave them. With `rescale_residual`, output projections
+        shrink by 1/√(residual branches), of which each layer has two under gpt2 with an MLP, and otherwise one.
         """
         nn.init.normal_(self.embed.weight, std=config.embed_std)
         if config.positions == "learned":
@@ -115,6 +115,10 @@ class HookedLM(HookedRootModule):
                     nn.init.normal_(module.weight, std=0.02)
                     if module.bias is not None:
                         nn.init.zeros_(module.bias)
+        if config.init == "mimetic":
+            for block, mixer in zip(self.layers, config.mixers, strict=True):
+                if mixer.has_mimetic_start:
+                    block.mixer.start_mimetic(config.max_length)
         if config.rescale_residual:
             branches = 2 if config.init == "gpt2" and config.state_mixer == "mlp" else 1
             with torch.no_grad():

@@ -330,11 +330,12 @@ class _Layout:
             )
 
     def table(self, about: dict[str, Any]) -> pd.DataFrame:
-        """One row for each entry of the causal half: its value, and what was drawn for it."""
+        """One row for each entry, of a causal matrix for each of its causal half: its value, and what was drawn."""
         frames = []
         for p in self.panels:
             drawn = as_drawn(p, self.scale)
-            dest, src = (np.arange(self.length),) * 2 if p.diagonal else np.tril_indices(self.length)
+            half = np.tri(self.length, dtype=bool) | (not p.causal)
+            dest, src = (np.arange(self.length),) * 2 if p.diagonal else np.nonzero(half)
             at = dest if p.diagonal else (dest, src)
             frames.append(
                 pd.DataFrame(

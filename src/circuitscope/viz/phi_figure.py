@@ -46,7 +46,7 @@ def phi_figure(
     """
     run = Run.of(run)
     found = layer_pictures(run, layer, steps=steps, example=example, factors=factors, units=heads, top=top, by=by)
-    panels = [Panel(p.values, p.factor, _head(p), p.step, p.entries) for p in found.pictures]
+    panels = [Panel(p.values, p.factor, _head(p), p.step, p.entries, p.causal) for p in found.pictures]
     layout = found.example.layout
     edges = {name: named_edges(name, layout) for name in mark}
     return heatmap(

@@ -33,6 +33,7 @@ class Panel:
         values: [dest, src], or [pos] for a factor that is diagonal.
         head: which head or channel it is of, or what mean of them, in words.
         entries: whether they have either sign, are means of |Φ|, or are shares of their rows.
+        causal: whether only entries with src ≤ dest are looked at.
     """
 
     values: Float[Array, "..."]
@@ -40,6 +41,7 @@ class Panel:
     head: str = ""
     step: int | None = None
     entries: Entries = "signed"
+    causal: bool = True
 
     @property
     def diagonal(self) -> bool:
@@ -52,7 +54,7 @@ def default_scale(panels: Sequence[Panel]) -> Scale:
 
 
 def as_drawn(panel: Panel, scale: Scale) -> Float[Array, "..."]:
-    """What the colours stand for; nan above the diagonal.
+    """What the colours stand for; nan above the diagonal of a causal matrix.
 
     A diagonal factor has no rows to take shares of: it stays signed there.
     """
@@ -61,7 +63,8 @@ def as_drawn(panel: Panel, scale: Scale) -> Float[Array, "..."]:
         return np.abs(values) if scale == "log" else values
     if scale != "signed":
         values = np.abs(values)
-    values = np.where(np.tri(len(values), dtype=bool), values, np.nan)
+    if panel.causal:
+        values = np.where(np.tri(len(values), dtype=bool), values, np.nan)
     if scale == "share":
         mass = np.nansum(values, axis=1, keepdims=True)
         with np.errstate(invalid="ignore"):  # ∞ / ∞
@@ -87,7 +90,7 @@ def colours(drawn: Sequence[Array], scale: Scale) -> tuple[str, Normalize]:
     matrices = [d for d in drawn if d.ndim == 2]
     if scale == "share" and matrices:
         return SEQUENTIAL, PowerNorm(POWER, 0, 1)
-    off = max((float(np.nanmax(np.abs(np.tril(d, -1)))) for d in matrices), default=0.0)
+    off = max((float(np.nanmax(np.abs(np.where(np.eye(len(d)), 0, d)))) for d in matrices), default=0.0)
     if 0 < off < most / 2:
         most = max(off, most / 100)
     return DIVERGING, Normalize(-most, most)

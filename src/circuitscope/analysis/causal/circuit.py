@@ -199,7 +199,20 @@ def _no_circuit(run: Run) -> str:
         return _NEEDS
     untrained = HookedLM(run.config.model).eval()  # what a layer offers does not depend on its weights
     has_phi = any(reading.factors for _, reading in opened(untrained).walk(batch.tokens))
-    return "" if has_phi else "no layer has Φ, so there is no circuit to look for"
+    return _ahead(untrained, batch) if has_phi else "no layer has Φ, so there is no circuit to look for"
+
+
+@torch.no_grad()
+def _ahead(model: HookedModel, batch: Batch) -> str:
+    """Why there is no circuit to look for in a model with a matrix that reads later positions; "" in any other."""
+    for layer, reading in opened(model).walk(batch.tokens[:1]):
+        for product in reading.products().values():
+            if not product.causal:
+                return (
+                    f"a recall circuit is looked for at the values and after them, and {product.name} of layer {layer}"
+                    " also brings a value to positions before it; use scores and knockouts of single edges"
+                )
+    return ""
 
 
 @analysis(
@@ -286,6 +299,8 @@ def find_circuit(model: HookedModel, batch: Batch) -> Circuit:
     steps = _edges_of_steps(batch.layout)
     if not steps:
         raise UserError(_NEEDS)
+    if ahead := _ahead(model, batch):
+        raise UserError(ahead)
     tried: list[Part] = []
     best: dict[Step, Part | None] = {}
     for step, edges in steps.items():

@@ -1,7 +1,8 @@
 """How far gradients reach through one layer: ‖∂ resid_post_i / ∂ resid_pre_j‖ by lag i − j.
 
 The gradient is that of the whole layer: norm, mixer (including how Φ depends on its input), MLP and the
-residual branch, which alone gives √d_model at lag 0. It works on any model with the two residual hooks.
+residual branch, which alone gives √d_model at lag 0. It works on any model with the two residual hooks. Lags are 0 and
+more: of a layer that reads later positions it measures the reach back, and not the reach ahead.
 """
 
 from collections.abc import Iterator

@@ -22,6 +22,7 @@ from circuitscope.analysis.decay.lag_profile import (
 )
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.arguments import explained
+from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.mixers.reading import Product, Reading, slices_of
 
@@ -81,6 +82,8 @@ def layer_decay(
     without it means the same weights with D = 0, in composed factors too. Attention, based, gated_conv,
     rwkv (whose bonus for the own token is normalized with the rest) and the delta rules have none.
 
+    A matrix that reads later positions, a centred conv, is refused.
+
     Args:
         factors: as `circuitscope.phi` takes them; a model from elsewhere has only "phi", its hook_pattern.
         chunk: how many heads (channels) to take at a time; by default about 8 MB of them.
@@ -94,6 +97,11 @@ def reading_decay(
     reading: Reading, layer: int, factors: Factors = "phi", name: str = "phi", chunk: int | None = None
 ) -> LayerDecay:
     """`layer_decay` of a layer that has been read."""
+    if not reading.product(factors).causal:
+        raise UserError(
+            f"{name} of layer {layer} reads later positions, and m(δ) counts only positions back from the diagonal;"
+            f" ask for a causal matrix: {', '.join(n for n, p in reading.products().items() if p.causal)}"
+        )
     folds: list[_Fold] = []
     for parts in _profiles(reading, reading.product(factors), chunk):
         folds = folds or [_Fold() for _ in parts]

@@ -29,6 +29,7 @@ class Source:
         shares: whether its rows are shares of 1.
         shared: whether it is the same for every sequence.
         alone: whether the layer has no other matrix.
+        causal: whether no position reads a later one.
     """
 
     layer: int
@@ -38,6 +39,7 @@ class Source:
     shares: bool = False
     shared: bool = False
     alone: bool = False
+    causal: bool = True
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def sources(model: HookedModel, tokens: Int[Tensor, "batch pos"]) -> list[Source
 
 def _source(layer: int, product: Product, alone: bool) -> Source:
     shared = len(product.build(slice(0, 1))) == 1
-    return Source(layer, product.name, product.unit, product.size, product.shares, shared, alone)
+    return Source(layer, product.name, product.unit, product.size, product.shares, shared, alone, product.causal)
 
 
 def views(every: Sequence[Source], scores: pd.DataFrame, most: int) -> list[View]:

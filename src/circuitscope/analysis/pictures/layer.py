@@ -44,6 +44,7 @@ class Picture:
         of: how many units the matrix has.
         which: the number of the unit, or which mean over all units it is.
         score: the name and value of the score by which the unit was chosen.
+        causal: whether no position reads a later one.
     """
 
     values: Float[NDArray[Any], "..."]
@@ -54,6 +55,7 @@ class Picture:
     entries: Entries
     step: int | None = None
     score: tuple[str, float] | None = None
+    causal: bool = True
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,9 @@ def read_pictures(
             score = (scored or {}).get((product.name, number))
             values = _one(product, own)
             pictures.append(
-                Picture(values, product.name, product.unit, product.size, own, entries, step=step, score=score)
+                Picture(
+                    values, product.name, product.unit, product.size, own, entries, step, score, causal=product.causal
+                )
             )
     return pictures
 
@@ -268,4 +272,4 @@ def _mean(reading: Reading, product: Product, how: Mean, step: int | None) -> Pi
     mean = total / product.size
     entries: Entries = "shares" if product.shares else "sizes" if how == "mean_abs" else "signed"
     values = (mean.diagonal() if product.diagonal else mean).numpy()
-    return Picture(values, product.name, product.unit, product.size, how, entries, step=step)
+    return Picture(values, product.name, product.unit, product.size, how, entries, step, causal=product.causal)

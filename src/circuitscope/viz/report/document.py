@@ -135,7 +135,9 @@ class _Section:
             progress.say(f"{run.path} has no analysis yet: its scores are computed first")
         self.found = results(run, steps, sequences, progress)
         self.scores, self.steps = self.found["scores"], self.found.steps
-        self.sources = sources_of(run.config.model, self.data.own.tokens)
+        every = sources_of(run.config.model, self.data.own.tokens)
+        self.sources = [source for source in every if source.causal]
+        self.not_causal = [source for source in every if not source.causal]
         extra = ShownExamples.of(self.data, 1).repeats
         length = self.data.own.tokens.shape[1]
         self.need = Need(self.sources, length, 0 if extra is None else extra.tokens.shape[1], len(self.steps))
@@ -181,6 +183,11 @@ class _Section:
         for layer, mixer in enumerate(self.run.config.model.mixers):
             if not any(s.layer == layer for s in self.sources):
                 lines.append(f"Layer {layer} ({mixer.name}) has no mixing matrix.")
+        for source in self.not_causal:
+            lines.append(
+                f"The matrix {source.factor} of layer {source.layer} reads later positions and is not drawn here, where"
+                f" matrices are causal; `circuitscope phi --layer {source.layer} --factors {source.factor}` draws it."
+            )
         if self.fresh:
             lines.append("The run had no analysis yet; its scores were computed for this report.")
         return lines
