@@ -31,7 +31,13 @@ from circuitscope.runs.run import Run, RunState, create_run
 from circuitscope.tasks import Batch, Split
 from circuitscope.training.device import autocast, choose_device, set_up
 from circuitscope.training.feasible import check_feasible
-from circuitscope.training.optimizer import gradient_norms, make_optimizer, moments_of, parameter_groups, restore_moments
+from circuitscope.training.optimizer import (
+    gradient_norms,
+    make_optimizer,
+    moments_of,
+    parameter_groups,
+    restore_moments,
+)
 from circuitscope.training.schedule import learning_rate, saves_checkpoint, saves_resume_point
 from circuitscope.training.trackers import Trackers
 
@@ -218,7 +224,10 @@ class Trainer:
         return {
             "grad_norm": float(norm),
             **({} if math.isnan(share) else {"clipped": share}),
-            **{f"grad_norm/{name}": float(f"{value:.5g}") for name, value in zip(self.groups, by_group.tolist(), strict=True)},
+            **{
+                f"grad_norm/{name}": float(f"{value:.5g}")
+                for name, value in zip(self.groups, by_group.tolist(), strict=True)
+            },
         }
 
     def _batch(self, step: int, split: Split, size: int) -> Batch:
