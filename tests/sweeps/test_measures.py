@@ -17,7 +17,15 @@ from circuitscope.sweeps.measures import MEASURES, _answers, _missing
 from circuitscope.sweeps.stability import stability_at
 from circuitscope.sweeps.trial import best_checkpoint, curves_of, evaluated, numbers_of, run_trial
 
-TRAIN = {"steps": 8, "batch_size": 8, "eval_every": 2, "eval_batches": 2, "eval_batch_size": 8, "save_every": 2}
+TRAIN = {
+    "steps": 8,
+    "batch_size": 8,
+    "eval_every": 2,
+    "eval_batches": 2,
+    "eval_batch_size": 8,
+    "save_every": 2,
+    "log_every": 4,
+}
 BASE = {"task": {"length": 16, "pairs": 2, "vocab_size": 64}, "train": TRAIN, "model": {"d_model": 8, "n_layers": 1}}
 
 

@@ -158,8 +158,9 @@ def most_positive_eigenvalue(
             for other in basis:
                 w -= (w @ other) * other
         left = w.norm().item()
-        small = torch.diag(torch.tensor(diagonal)) + torch.diag(torch.tensor(beside), 1)
-        values, vectors = torch.linalg.eigh(small.double(), UPLO="U")
+        rows = (torch.tensor(numbers, dtype=torch.float64) for numbers in (diagonal, beside))
+        small = sum(torch.diag(row, place) for place, row in enumerate(rows))
+        values, vectors = torch.linalg.eigh(small, UPLO="U")
         residual = left * abs(vectors[-1, -1].item())
         found = Eigenvalue(values[-1].item(), residual, len(basis))
         if residual <= tolerance * abs(found.value) or not math.isfinite(found.value):
