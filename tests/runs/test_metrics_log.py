@@ -9,6 +9,7 @@ import pytest
 from circuitscope.runs.damage import RecordWarning
 from circuitscope.runs.metrics import MetricsLog, read_metrics
 from circuitscope.runs.run import Run
+from circuitscope.training.optimizer import parameter_groups
 from circuitscope.training.schedule import learning_rate
 from circuitscope.training.trainer import resume, train
 from tiny_run import Crash, CrashAt, rows, tiny
@@ -23,8 +24,9 @@ def run(tmp_path_factory):
 
 def test_every_row_has_the_documented_fields_and_no_other(run):
     for row in read_metrics(run.path):
-        extra = {"loss_per_batch", "accuracy_per_batch"} if row["split"] == "validation" else set()
-        assert set(row) == FIELDS | extra
+        validation = {"loss_per_batch", "accuracy_per_batch"}
+        train = {"grad_norm", "clipped", *(f"grad_norm/{group}" for group in parameter_groups(run.empty_model()))}
+        assert set(row) == FIELDS | (validation if row["split"] == "validation" else train)
 
 
 def test_rows_come_at_the_configured_steps(run):

@@ -9,7 +9,13 @@ from circuitscope.config import RunConfig
 from circuitscope.config.train import TrainConfig
 from circuitscope.errors import UserError
 from circuitscope.models.hooked_lm import HookedLM
-from circuitscope.training.optimizer import make_optimizer, moments_of, restore_moments
+from circuitscope.training.optimizer import (
+    gradient_norms,
+    make_optimizer,
+    moments_of,
+    parameter_groups,
+    restore_moments,
+)
 from circuitscope.training.trainer import train
 from tiny_run import tiny
 
@@ -139,3 +145,29 @@ def test_a_pattern_that_matches_nothing_is_refused_before_there_is_a_run(tmp_pat
     with pytest.raises(UserError, match=r"no parameter matches '\*\.A_log'"):
         train(config, root=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_group_holds_the_parameters_of_all_layers_that_play_the_same_part():
+    config = RunConfig.build("mamba", "mqar", length=16, pairs=2, vocab_size=64, d_model=8, n_layers=2)
+    model = HookedLM(config.model)
+    groups = parameter_groups(model)
+    assert {"embed", "conv", "in_proj", "out", "ssm.A_log", "ssm.dt_proj", "ln1", "ln_final", "mlp.into"} <= set(groups)
+    named = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert sorted(named[id(p)] for p in groups["conv"]) == [
+        f"blocks.{i}.mixer.conv.{part}" for i in (0, 1) for part in ("bias", "weight")
+    ]
+    assert sorted(id(p) for several in groups.values() for p in several) == sorted(named)  # each in one group
+    hyena = RunConfig.build("hyena", "mqar", length=16, pairs=2, vocab_size=64, d_model=8)
+    assert "filter.layers" in parameter_groups(HookedLM(hyena.model))
+
+
+def test_norms_by_group_are_those_of_the_gradients_put_together():
+    config = RunConfig.build("mamba", "mqar", length=16, pairs=2, vocab_size=64, d_model=8, n_layers=2)
+    model = HookedLM(config.model)
+    config.task.loss(model, config.task.batch(0, size=4))[0].backward()
+    groups = parameter_groups(model)
+    norms = dict(zip(groups, gradient_norms(groups).tolist(), strict=True))
+    whole = torch.cat([block.mixer.ssm.A_log.grad.flatten() for block in model.layers])
+    assert norms["ssm.A_log"] == pytest.approx(whole.norm().item(), rel=1e-5)
+    total = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf")).item()
+    assert sum(n**2 for n in norms.values()) == pytest.approx(total**2, rel=1e-5)

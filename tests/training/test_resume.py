@@ -8,7 +8,9 @@ import signal
 import pytest
 
 from circuitscope.errors import UserError
+from circuitscope.runs.checkpoints import checkpoint_name, write_checkpoint
 from circuitscope.runs.run import Run
+from circuitscope.runs.store import read_tensors
 from circuitscope.training.trainer import Interrupted, resume, train
 from tiny_run import Crash, CrashAt, Listens, SignalAt, listing, rows, same_bits, same_run, saved, tiny
 
@@ -233,3 +235,31 @@ def test_a_moved_run_resumes(unbroken, tmp_path):
     moved = resume(Run(tmp_path / "elsewhere"))
     assert same_run(moved.path, unbroken.path)
     assert same_bits(saved(moved.path)[12], dict(moved.load().state_dict()))
+
+
+def test_clipped_steps_are_counted_exactly_also_across_a_resume_in_the_middle_of_an_interval(tmp_path):
+    every = train(tiny(log_every=1), root=tmp_path, name="every")
+    norms = [row["grad_norm"] for row in rows(every.path) if row["split"] == "train"]
+    clip = sorted(norms)[5]
+    options = {"clip": clip, "log_every": 6, "resume_every": 4}
+    whole = train(tiny(**options), root=tmp_path, name="whole")
+    single = train(tiny(**options | {"log_every": 1}), root=tmp_path, name="single")
+    cut = [row["clipped"] for row in rows(single.path) if row["split"] == "train"]
+    assert set(cut) == {0.0, 1.0}
+    shares = [row["clipped"] for row in rows(whole.path) if row["split"] == "train"]
+    assert shares == [sum(cut[:6]) / 6, sum(cut[6:]) / 6]
+    run = crashed(tmp_path, 12, **options)  # goes on from step 8, in the middle of steps 7 to 12
+    assert same_run(resume(run).path, whole.path)
+    assert rows(run.path) == rows(whole.path)
+
+
+def test_a_resume_point_that_does_not_count_clipped_steps_leaves_one_share_out(tmp_path):
+    options = {"clip": 1e-3, "log_every": 6, "resume_every": 4}
+    run = crashed(tmp_path, 12, **options)
+    path = run.checkpoints.resume_folder / checkpoint_name(8)
+    tensors, _ = read_tensors(path)
+    del tensors["clipped"]  # as earlier releases wrote it
+    write_checkpoint(path, 8, tensors, run.digest)
+    (run.checkpoints.resume_folder / checkpoint_name(12)).unlink(missing_ok=True)
+    logged = [row for row in rows(resume(run).path) if row["split"] == "train"]
+    assert [row.get("clipped") for row in logged] == [1.0, None]

@@ -26,7 +26,7 @@ class ResumePoint(NamedTuple):
 
     step: int
     weights: Tensors
-    moments: Tensors  # "first.NAME" and "second.NAME"
+    moments: Tensors  # "first.NAME" and "second.NAME"; "clipped": the clipped steps since the last logged one
 
 
 class Checkpoints:

@@ -8,6 +8,10 @@ Fields of a row:
     lr        learning rate of the last update
     tokens    tokens trained on so far
     seconds   time spent training so far
+Train rows also say how long the gradient is before it is clipped, and how often it is clipped:
+    grad_norm        norm of the gradient of this step over all parameters
+    grad_norm/GROUP  the same over one group of parameters, such as embed or ssm.A_log, over all layers
+    clipped          share of the steps since the train row before whose gradient was clipped
 Validation rows also have `loss_per_batch` and `accuracy_per_batch`, so that one run gives an interval.
 A line {"resumed_from": s} says that training went back to step s: earlier rows with a larger step are void.
 """

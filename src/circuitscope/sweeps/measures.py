@@ -1,6 +1,7 @@
 """What a trial measures of itself before it ends, because runs are not kept forever: columns of its row.
 
-A measure reads the run's checkpoints through the analyses of this package. Each says which columns it fills.
+A measure reads the run's checkpoints through the analyses of this package. Each says which columns it fills. A run that
+diverged is measured at its last good checkpoint and resume point, since what it was like there is why it failed.
 """
 
 import math
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from circuitscope.analysis.registry import refusal
 from circuitscope.errors import UserError, unknown
+from circuitscope.runs.damage import DamagedFile
 from circuitscope.runs.run import Run
 from circuitscope.sweeps.results import Row
 
@@ -33,23 +35,61 @@ def check_measures(names: Iterable[str]) -> None:
 
 
 def _circuit(run: Run) -> Row:
-    """Weight and knockout of the binding and the recall step at the last checkpoint, and which of them is missing."""
+    """Weight and knockout of the binding and the recall step at the last checkpoint, and what is missing.
+
+    A model that has learned to answer with values of the context, but not with the one that belongs to the query's key,
+    has the accuracy of any value, 1/k. There a knockout of binding costs nothing and one of recall nearly everything:
+    the query reads all values, and binding is what is missing.
+    """
     from circuitscope.analysis.checkpoints.runner import circuits
 
+    answers = _answers(run)
     if why := refusal("circuit", run):
-        return {"circuit": why}
+        missing = ["match"] if answers and answers["answers"] != RIGHT else []
+        return {"circuit": why, **answers, "missing": _missing(answers, missing)}
     ((_, found),) = circuits(run).items()
+    steps = [step for step, part in (("binding", found.binding), ("recall", found.recall)) if part is None]
     return {
         "circuit": "found" if found.found else "not found",
-        "missing": _missing(found),
+        **answers,
+        "missing": _missing(answers, steps if steps or found.found else ["match"]),
         **_part("binding", found),
         **_part("recall", found),
     }
 
 
-def _missing(found: "Circuit") -> str:
-    missing = [step for step, part in (("binding", found.binding), ("recall", found.recall)) if part is None]
-    return " and ".join(missing)
+RIGHT, ANY_VALUE, NO_VALUE = "the bound value", "any value", "no value"
+
+
+def _answers(run: Run) -> Row:
+    """What the last checkpoint answers: the bound value, any value of the context, or mostly tokens that are none.
+
+    It answers the bound value if it is right more often than any value would be, by two points of accuracy, and any
+    value if at least half of its answers are values of the context.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    from circuitscope.analysis.checkpoints.runner import held_out
+    from circuitscope.analysis.scores.answers import is_a_value
+    from circuitscope.tasks import any_value
+
+    batch = held_out(run).own
+    if batch.layout.value_pos is None:
+        return {}
+    model, (where, target) = run.load(), batch.labelled()
+    with torch.no_grad():
+        token = F.linear(model.hidden(batch.tokens, where), model.W_U.T).argmax(dim=1)
+    right, chance = float((token == target).float().mean()), float(any_value(batch).mean())
+    share = float(is_a_value(token, batch).mean())
+    what = RIGHT if right > chance + 0.02 else ANY_VALUE if share >= 0.5 else NO_VALUE
+    return {"answers": what, "value_share": share, "any_value_accuracy": chance}
+
+
+def _missing(answers: Row, steps: list[str]) -> str:
+    """The steps that are missing, in the order in which models learn them: values, binding and recall."""
+    several = [*(["values"] if answers.get("answers") == NO_VALUE else []), *steps]
+    return " and ".join([", ".join(several[:-1]), several[-1]] if several[1:] else several)
 
 
 def _part(step: str, found: "Circuit") -> Row:
@@ -68,7 +108,7 @@ def _part(step: str, found: "Circuit") -> Row:
 
 
 def _phases(run: Run) -> Row:
-    """The verdict on the loss, and the midpoints of the largest transitions with their intervals."""
+    """The verdict on the loss, and the largest transitions: onset (a tenth is done), midpoint and its interval."""
     from circuitscope.analysis.checkpoints.runner import analyze
     from circuitscope.analysis.phases.timeline import timeline
 
@@ -84,7 +124,12 @@ def _phases(run: Run) -> Row:
         several = [t for curve, ts in when.found.items() if curve.partition(" ")[0] == name for t in ts]
         largest = max((t for t in several if t.size * sign > 0), key=lambda t: abs(t.size), default=None)
         if largest is not None:
-            out |= {f"{name}_step": largest.midpoint, f"{name}_low": largest.low, f"{name}_high": largest.high}
+            out |= {
+                f"{name}_onset": largest.onset,
+                f"{name}_step": largest.midpoint,
+                f"{name}_low": largest.low,
+                f"{name}_high": largest.high,
+            }
     return out
 
 
@@ -104,8 +149,33 @@ def _decay(run: Run) -> Row:
     return out
 
 
+def _curvature(run: Run) -> Row:
+    """How sharply the loss bends at the resume points, and how close that is to where AdamW's steps grow."""
+    from circuitscope.sweeps.stability import stability_at
+
+    found, why = [], "the run has no resume point"
+    for step in run.checkpoints.resume_steps():
+        try:
+            found.append(stability_at(run, step))
+        except (UserError, DamagedFile, OSError) as error:
+            why = str(error)
+    if not found:
+        return {"curvature": why}
+    last = found[-1]
+    return {
+        "sharpness": last.sharpness,
+        "sharpness_max": max(point.sharpness for point in found),
+        "preconditioned": last.preconditioned,
+        "preconditioned_max": max(point.preconditioned for point in found),
+        "stability_threshold": last.threshold,
+        "stability_ratio": last.ratio,
+        "stability_ratio_max": max(point.ratio for point in found),
+    }
+
+
 MEASURES = {
     "circuit": Measure("whether the binding and the recall step formed, by score and knockout", _circuit),
     "phases": Measure("when loss, accuracy, binding and recall turned, with intervals", _phases),
     "decay": Measure("decay of Φ with distance, and the time constant of the state", _decay),
+    "curvature": Measure("largest eigenvalue of the Hessian, and how close AdamW is to its edge", _curvature),
 }

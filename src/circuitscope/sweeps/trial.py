@@ -49,6 +49,7 @@ def run_trial(
         row |= numbers_of(run, fractions)
     if state == "finished":
         row |= on_test_examples(run)
+    if state in DONE and run.steps:
         for name in measure:
             row |= MEASURES[name].columns(run)
         row["measured"] = " ".join(measure)
@@ -105,6 +106,7 @@ def numbers_of(run: Run, fractions: Sequence[float] = ()) -> Row:
     train = rows[rows.split == "train"]
     if len(train):
         out[f"last_train_{metric}"] = float(train[metric].tail(10).mean())
+        out |= _gradients(train)
     for share in _REACHED if metric == "accuracy" else ():
         reached = held[held[metric] >= share]
         out[f"step_{share * 100:.0f}"] = int(reached.step.iloc[0]) if len(reached) else math.nan
@@ -112,6 +114,22 @@ def numbers_of(run: Run, fractions: Sequence[float] = ()) -> Row:
         budget = fraction * run.config.train.steps
         out[f"{metric}_at_{fraction:g}"] = float(held[held.step <= budget][metric].max())
     return out
+
+
+def _gradients(train: "pd.DataFrame") -> Row:
+    """Share of clipped steps, and gradient norms before clipping: median and largest, and medians by parameter group.
+
+    Norms are those of the logged steps; clipped steps are counted at every step up to the last logged one.
+    """
+    if "grad_norm" not in train:  # a run of an earlier release
+        return {}
+    groups = [name for name in train if str(name).startswith("grad_norm/")]
+    return {
+        "clipped": float(train.clipped.mean()) if "clipped" in train else math.nan,
+        "grad_norm": float(train.grad_norm.median()),
+        "grad_norm_max": float(train.grad_norm.max()),
+        **{str(name): float(train[name].median()) for name in groups},
+    }
 
 
 def on_test_examples(run: Run) -> Row:
@@ -148,20 +166,46 @@ def evaluated(run: Run, step: int, examples: int = TEST_EXAMPLES) -> tuple[float
 
 
 def curves_of(run: Run) -> list[Row]:
-    """Validation loss and metric, and the training loss, at the steps of the evaluations."""
+    """Validation loss and metric, training loss, and the scores that were measured, at the steps that have them."""
     metric, rows = run.config.task.metric, run.metrics
-    held = _held_out(run)
-    logged = rows[rows.split == "train"] if len(rows) else rows
-    train = dict(zip(logged.step, logged.loss, strict=True)) if len(logged) else {}
-    return [
-        {
-            "step": int(row["step"]),
-            "loss": float(f"{row['loss']:.5g}"),
-            metric: float(f"{row[metric]:.5g}"),
-            "train_loss": float(f"{train.get(row['step'], math.nan):.5g}"),
-        }
-        for row in held.to_dict("records")
-    ]
+    points: dict[int, Row] = {}
+
+    def add(step: int, name: str, value: float) -> None:
+        points.setdefault(int(step), {"step": int(step)})[name] = float(f"{value:.5g}")
+
+    for row in _held_out(run).to_dict("records"):
+        add(row["step"], "loss", row["loss"])
+        add(row["step"], metric, row[metric])
+    for row in rows[rows.split == "train"].to_dict("records") if len(rows) else ():
+        if row["step"] in points:
+            add(row["step"], "train_loss", row["loss"])
+    for name, scores in _scores_by_step(run).items():
+        for step, value in scores.items():
+            add(step, name, value)
+    return [points[step] for step in sorted(points)]
+
+
+def _scores_by_step(run: Run) -> dict[str, dict[int, float]]:
+    """Scores at the place where each ends highest, as a run's timeline has them, by score and step.
+
+    Only what a measure has left in the run is read; nothing is computed here.
+    """
+    if not (run.path / "analysis" / "scores.parquet").exists():
+        return {}
+    from circuitscope.analysis.checkpoints.runner import kept_tables
+    from circuitscope.analysis.phases.timeline import curve_at, strongest
+    from circuitscope.analysis.registry import ANALYSES
+    from circuitscope.analysis.scores.registry import shown_in
+
+    table = kept_tables(run, "scores", ANALYSES["scores"].table_columns).get("scores")
+    out: dict[str, dict[int, float]] = {}
+    if table is None:
+        return out
+    for name in (name for score in shown_in("timeline") for name in score.means):
+        if (place := strongest(table, name)) is not None:
+            curve = curve_at(table, place)
+            out[name] = dict(zip(curve.step, curve.value, strict=True))
+    return out
 
 
 def saved_row(run: Run) -> Row | None:

@@ -1,4 +1,4 @@
-"""AdamW with weight decay on matrices only, and its state by parameter name."""
+"""AdamW with weight decay on matrices only, its state by parameter name, and the groups that parameters belong to."""
 
 import fnmatch
 import re
@@ -52,6 +52,30 @@ def lr_factors(model: nn.Module, config: TrainConfig) -> dict[str, float]:
 def _last(names: list[str]) -> list[str]:
     """Names without the place of their layer: mixer.A_log for blocks.0.mixer.A_log."""
     return [re.sub(r"^blocks\.\d+\.", "", name) for name in names]
+
+
+def parameter_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """The parameters of all layers that play the same part, by its name: embed, conv, ssm.A_log, mlp.into.
+
+    A group's name is the parameter's name without its layer, without `mixer.`, without numbers, and without a final
+    weight or bias. So the conv of every layer, with its bias, is one group.
+    """
+    groups: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        parts = [part for part in _last([name])[0].removeprefix("mixer.").split(".") if not part.isdecimal()]
+        role = parts[:-1] if parts[-1] in ("weight", "bias") and len(parts) > 1 else parts
+        groups.setdefault(".".join(role), []).append(parameter)
+    return groups
+
+
+def gradient_norms(groups: dict[str, list[nn.Parameter]]) -> torch.Tensor:
+    """The norm of the gradient of each group, in the order of the groups."""
+    norm = torch.linalg.vector_norm
+    found = []
+    for several in groups.values():
+        each = [norm(p.grad) for p in several if p.grad is not None]
+        found.append(norm(torch.stack(each)) if each else several[0].new_zeros(()))
+    return torch.stack(found)
 
 
 def moments_of(optimizer: torch.optim.AdamW, model: nn.Module) -> dict[str, torch.Tensor]:

@@ -50,7 +50,7 @@ def check_trackers(config: RunConfig) -> None:
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:
-    """The loss, the task's metric and the learning rate of a row, under names such as `validation/loss`."""
+    """What a row says of the loss, the metric, the rate and the gradients, under names such as `validation/loss`."""
     left_out = ("step", "split", "tokens", "seconds")
     return {f"{row['split']}/{k}": v for k, v in row.items() if k not in left_out and not isinstance(v, list)}
 

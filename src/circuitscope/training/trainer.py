@@ -1,7 +1,8 @@
 """The training loop: it steps, logs, evaluates and saves, and a stopped run resumes to the same bits.
 
 A step depends only on the config, the step number, the weights and the moments of AdamW: the step number
-determines the batch and the learning rate, and there is no other state.
+determines the batch and the learning rate, and there is no other state. (A resume point also holds a count of clipped
+steps, which is only logged.)
 """
 
 import math
@@ -30,7 +31,13 @@ from circuitscope.runs.run import Run, RunState, create_run
 from circuitscope.tasks import Batch, Split
 from circuitscope.training.device import autocast, choose_device, set_up
 from circuitscope.training.feasible import check_feasible
-from circuitscope.training.optimizer import make_optimizer, moments_of, restore_moments
+from circuitscope.training.optimizer import (
+    gradient_norms,
+    make_optimizer,
+    moments_of,
+    parameter_groups,
+    restore_moments,
+)
 from circuitscope.training.schedule import learning_rate, saves_checkpoint, saves_resume_point
 from circuitscope.training.trackers import Trackers
 
@@ -120,6 +127,8 @@ class Trainer:
         """Makes the model, which the seed determines, and its optimizer."""
         self.model = HookedLM(self.config.model, seed=self.config.train.seed).to(self.device).train()
         self.optimizer = make_optimizer(self.model, self.config.train)
+        self.groups = parameter_groups(self.model)
+        self.clipped = torch.zeros((), device=self.device)  # steps since the last logged one whose gradient was cut
 
     def go(self, resuming: bool) -> None:
         cfg = self.config.train
@@ -160,7 +169,7 @@ class Trainer:
             self.step += 1
             if log_this:
                 self._check(loss)
-                record({"split": "train", "loss": float(loss), self.task.metric: float(metric)})
+                record({"split": "train", "loss": float(loss), self.task.metric: float(metric), **self._gradients()})
                 self.progress.advance(self.step, float(loss), self.writer.written)
             reached = False
             if self.step % cfg.eval_every == 0 or self.step == cfg.steps:
@@ -194,7 +203,10 @@ class Trainer:
         with autocast(self.device, cfg.precision):
             loss, metric = self.task.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
+        by_group = gradient_norms(self.groups) if measure else None
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), cfg.clip or math.inf)
+        self.clipped += norm > (cfg.clip or math.inf)
+        self.norms = norm, by_group
         if self.device.type == "cpu":
             self._check(loss)
             self._check(norm, "gradient")
@@ -202,6 +214,21 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach(), measured
+
+    def _gradients(self) -> dict[str, float]:
+        """What a logged row says of gradients before clipping: norms at this step, clipped steps since the last row."""
+        norm, by_group = self.norms
+        assert by_group is not None
+        share = float(self.clipped) / self.config.train.log_every
+        self.clipped.zero_()
+        return {
+            "grad_norm": float(norm),
+            **({} if math.isnan(share) else {"clipped": share}),
+            **{
+                f"grad_norm/{name}": float(f"{value:.5g}")
+                for name, value in zip(self.groups, by_group.tolist(), strict=True)
+            },
+        }
 
     def _batch(self, step: int, split: Split, size: int) -> Batch:
         return self.task.batch(step, split=split, size=size, seed=self.seed)
@@ -240,7 +267,10 @@ class Trainer:
 
     def _save_resume_point(self) -> None:
         self._check_weights()
-        self.writer.save_resume_point(self.step, self.model, moments_of(self.optimizer, self.model))
+        state = moments_of(self.optimizer, self.model)
+        if not self.clipped.isnan():
+            state["clipped"] = self.clipped
+        self.writer.save_resume_point(self.step, self.model, state)
 
     def _restore(self) -> None:
         """Loads the newest readable resume point and sets the counters as they were."""
@@ -258,6 +288,8 @@ class Trainer:
                 point = saved.load_resume_point(step)
                 self.model.load_state_dict(point.weights)
                 restore_moments(self.optimizer, self.model, point.moments, step)
+                counted = point.moments.get("clipped", torch.tensor(math.nan))  # earlier releases did not count
+                self.clipped = counted.to(self.device)
             except (DamagedFile, OSError, RuntimeError, KeyError) as error:
                 why = f"{error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())
                 self.progress.say(f"warning: resume point {step} cannot be used: {why}")

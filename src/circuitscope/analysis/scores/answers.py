@@ -1,4 +1,4 @@
-"""What a model answers at labelled positions: the loss there and the most likely token."""
+"""What a model answers at labelled positions: the loss there, the most likely token, and whether it is a value."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from circuitscope.tasks import Batch
 
 
 class Answers(NamedTuple):
@@ -27,6 +29,14 @@ def answers(slices: Iterable[Float[Tensor, "_label vocab"]], target: Int[Tensor,
         tokens.append(top)
         start += len(logits)
     return Answers(torch.cat(losses), torch.cat(tokens))
+
+
+def is_a_value(token: Int[Tensor, " label"], batch: Batch) -> Float[Tensor, " label"]:
+    """1 for each answer that is one of the values of its sequence, right or wrong, and 0 for every other."""
+    assert batch.layout.value_pos is not None
+    where, _ = batch.labelled()
+    values = batch.tokens.gather(1, batch.layout.value_pos)[where // batch.tokens.shape[1]]
+    return (values == token[:, None]).any(dim=1).float()
 
 
 def _largest(logits: Float[Tensor, "label vocab"]) -> Int[Tensor, " label"]:
