@@ -161,4 +161,9 @@ def _print_warning(
 
 
 def _print_error(message: str) -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # one of several ranks, perhaps: they end together, and one says why
+        from circuitscope.training.ranks import speaks_first
+
+        if not speaks_first():
+            return
     print("circuitscope: " + escaped(" ".join(message.split())), file=sys.stderr, flush=True)

@@ -289,13 +289,15 @@ def _run(
         return
     from circuitscope import api  # after the config is known to be good: this brings TransformerLens, seconds of it
     from circuitscope.progress import watching
+    from circuitscope.training.ranks import leads
 
     progress = watching(sys.stdout, stays=True)
     if resumed is not None:
         run = api.resume(resumed, progress=progress)
     else:
         run = api.train(config, root=root, name=name, progress=progress)
-    _summary(run)
+    if leads():
+        _summary(run)
 
 
 def _config(path: Path | None, given: dict[str, Any], assign: list[str]) -> "RunConfig":
