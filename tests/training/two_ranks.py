@@ -10,6 +10,7 @@ import torch
 
 from circuitscope.config import RunConfig
 from circuitscope.models.dtype import default_dtype
+from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.tasks import MQAR, NO_LABEL, TASKS, Batch
 from circuitscope.training.trainer import train
 
@@ -42,10 +43,19 @@ class Patchy(MQAR):
         return replace(batch, labels=batch.labels.masked_fill(bare, NO_LABEL))
 
 
+def unbroken(folder: Path) -> None:
+    """A run in float32 that takes a second or two: time for something to happen to another like it."""
+    sizes = {**SIZES, "steps": 160, "save_every": 20, "resume_every": 20}
+    train(RunConfig.build("attention", "mqar", **sizes), root=folder, name="unbroken")
+
+
 def train_all(folder: Path) -> None:
     """50 steps in float64 of attention, Mamba, and attention on a task whose labels are spread unevenly."""
     TASKS.add("patchy", Patchy, __name__)
-    with mock.patch("circuitscope.training.device.default_dtype", lambda dtype: default_dtype(torch.float64)):
+    with (
+        mock.patch("circuitscope.training.device.default_dtype", lambda dtype: default_dtype(torch.float64)),
+        mock.patch("circuitscope.training.trainer.HookedLM", lambda *sizes, **seed: HookedLM(*sizes, **seed).double()),
+    ):
         for name, model, task, own in (
             ("attention", "attention", "mqar", {}),
             ("mamba", "mamba", "mqar", {"n_layers": 1}),
@@ -56,3 +66,4 @@ def train_all(folder: Path) -> None:
 
 if __name__ == "__main__":
     train_all(Path(sys.argv[1]))
+    unbroken(Path(sys.argv[1]))
