@@ -200,6 +200,9 @@ def train(
     was stopped or killed continues with --resume to the same bits.
 
     --set sets any field of the config; `circuitscope train --fields` lists them with their meaning.
+
+    torchrun --nproc-per-node=2 -m circuitscope train … trains one run in two processes, each on its
+    own GPU or on CPU threads of its own; docs/training.md says how.
     """
     flags = {
         "model.preset": model,
