@@ -95,7 +95,8 @@ def _server(model: str, settings: dict[str, str]) -> Iterator["subprocess.Popen[
 
 def _step(server: "subprocess.Popen[str]", calls: int) -> float:
     """Seconds per step, over so many."""
-    assert server.stdin is not None and server.stdout is not None
+    assert server.stdin is not None
+    assert server.stdout is not None
     server.stdin.write(f"{calls}\n")
     server.stdin.flush()
     return float(server.stdout.readline())

@@ -71,7 +71,11 @@ def _overhead(name: str, options: list[str], folder: Path, trials: int) -> Row:
         " with the last and the best checkpoint, the row and the table"
     )
     return limit(
-        f"{name} sweep, a trial beyond its training", f"{per_trial - alone:.2f} s", "under 0.5 s", per_trial - alone < 0.5, note
+        f"{name} sweep, a trial beyond its training",
+        f"{per_trial - alone:.2f} s",
+        "under 0.5 s",
+        per_trial - alone < 0.5,
+        note,
     )
 
 

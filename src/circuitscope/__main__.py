@@ -1,4 +1,4 @@
-"""`python -m circuitscope` is the command `circuitscope`; `torchrun -m circuitscope train …` starts it in several processes."""
+"""`python -m circuitscope` is the command `circuitscope`, and `torchrun -m circuitscope train …` starts it as ranks."""
 
 import sys
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import two_ranks
 
+from circuitscope.cli import main
 from circuitscope.errors import UserError
 from circuitscope.runs.run import Run
 from circuitscope.tasks import TASKS
@@ -24,7 +25,14 @@ TRAIN = ("-m", "circuitscope", "train")
 
 def torchrun(*arguments: object) -> subprocess.Popen[str]:
     """Two ranks that start as a user starts them."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", *map(str, arguments)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--standalone",
+        *map(str, arguments),
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -117,7 +125,7 @@ def started_by_torchrun(monkeypatch: pytest.MonkeyPatch, count: int, place: int 
 
 def test_a_batch_with_fewer_examples_than_ranks_is_refused(monkeypatch):
     started_by_torchrun(monkeypatch, count=4)
-    with pytest.raises(UserError, match="train.batch_size: 3 examples cannot be shared out to 4 ranks; use 4 or more"):
+    with pytest.raises(UserError, match=r"train.batch_size: 3 examples cannot be shared out to 4 ranks; use 4 or more"):
         ranks.join(torch.device("cpu"), 3)
 
 
@@ -127,6 +135,15 @@ def test_only_several_processes_of_torchrun_are_ranks(monkeypatch):
     assert type(ranks.join(torch.device("cpu"), 1)) is ranks.Alone
     started_by_torchrun(monkeypatch, count=2, place=1)
     assert not ranks.leads()
+
+
+def test_other_commands_than_train_have_no_ranks(monkeypatch, capsys):
+    started_by_torchrun(monkeypatch, count=2)
+    monkeypatch.setattr(sys, "argv", ["circuitscope", "runs"])
+    with pytest.raises(SystemExit) as end:
+        main.main()
+    assert end.value.code == 2
+    assert "for circuitscope train only" in capsys.readouterr().err
 
 
 def test_python_m_circuitscope_is_the_command():

@@ -1,6 +1,7 @@
 """Runs that one process trains and two ranks train too: `torchrun two_ranks.py FOLDER`, or `train_all(folder)`."""
 
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -49,12 +50,20 @@ def unbroken(folder: Path) -> None:
     train(RunConfig.build("attention", "mqar", **sizes), root=folder, name="unbroken")
 
 
+def _in_float64(dtype: torch.dtype) -> AbstractContextManager[None]:
+    return default_dtype(torch.float64)
+
+
+def _double(*arguments: Any, **options: Any) -> HookedLM:
+    return HookedLM(*arguments, **options).double()
+
+
 def train_all(folder: Path) -> None:
     """50 steps in float64 of attention, Mamba, and attention on a task whose labels are spread unevenly."""
     TASKS.add("patchy", Patchy, __name__)
     with (
-        mock.patch("circuitscope.training.device.default_dtype", lambda dtype: default_dtype(torch.float64)),
-        mock.patch("circuitscope.training.trainer.HookedLM", lambda *sizes, **seed: HookedLM(*sizes, **seed).double()),
+        mock.patch("circuitscope.training.device.default_dtype", _in_float64),
+        mock.patch("circuitscope.training.trainer.HookedLM", _double),
     ):
         for name, model, task, own in (
             ("attention", "attention", "mqar", {}),

@@ -58,7 +58,7 @@ class Alone:
         return batch
 
     def backward(self, loss: Tensor, model: nn.Module, part: Batch, batch: Batch) -> Tensor:
-        """Gives the model the gradient of the whole batch, from the loss of this rank's part; returns the whole loss."""
+        """Gives the model the gradient of the whole batch, from the loss of this rank's part, and returns the loss."""
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -99,7 +99,7 @@ class Ranks(Alone):
                 backend, store=self.store, rank=self.number, world_size=self.count, timeout=_PATIENCE
             )
         except RuntimeError as error:
-            raise self._lost(error) from None
+            raise self._lost() from error
 
     def shared(self, make: Callable[[], Run]) -> Run:
         if self.number == 0:
@@ -162,9 +162,9 @@ class Ranks(Alone):
         try:
             dist.all_reduce(values)
         except RuntimeError as error:
-            raise self._lost(error) from error
+            raise self._lost() from error
 
-    def _lost(self, error: RuntimeError) -> RankLost:
+    def _lost(self) -> RankLost:
         return RankLost(f"rank {self.number} of {self.count} has lost another, which died or cannot be reached")
 
 
@@ -174,7 +174,9 @@ def join(device: torch.device, batch_size: int) -> Alone:
         return Alone()
     count, place = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     if batch_size < count:
-        raise UserError(f"train.batch_size: {batch_size} examples cannot be shared out to {count} ranks; use {count} or more")
+        raise UserError(
+            f"train.batch_size: {batch_size} examples cannot be shared out to {count} ranks; use {count} or more"
+        )
     if device.type == "cuda" and place >= torch.cuda.device_count():
         raise UserError(
             f"torchrun --nproc-per-node: rank {place} on this machine has no GPU of its own;"
@@ -209,7 +211,7 @@ def speaks_first() -> bool:
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=5)))
         return store.add("circuitscope-said", 1) == 1
-    except RuntimeError:  # torchrun's own process is gone
+    except (RuntimeError, ValueError):  # torchrun's own process is gone
         return True
 
 
