@@ -21,6 +21,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -91,8 +92,8 @@ class Ranks(Alone):
     def __init__(self, device: torch.device):
         global _trainings
         _trainings += 1
-        store, self.number, self.count = next(dist.rendezvous("env://", timeout=_PATIENCE))
-        self.store = dist.PrefixStore(f"circuitscope-{_trainings}", store)
+        store, self.number, self.count = _meet(_PATIENCE)
+        self.store = dist.PrefixStore(f"circuitscope-{_trainings}", store)  # type: ignore[attr-defined]
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"  # flags are summed on the CPU
         try:
             dist.init_process_group(
@@ -209,10 +210,15 @@ def speaks_first() -> bool:
     if not _together():
         return True
     try:
-        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=5)))
-        return store.add("circuitscope-said", 1) == 1
+        return bool(_meet(timedelta(seconds=5))[0].add("circuitscope-said", 1) == 1)
     except (RuntimeError, ValueError):  # torchrun's own process is gone
         return True
+
+
+def _meet(patience: timedelta) -> tuple[Any, int, int]:
+    """The store of words that all ranks share, kept by torchrun; this rank's number; and how many there are."""
+    found: tuple[Any, int, int] = next(dist.rendezvous("env://", timeout=patience))  # type: ignore[attr-defined]
+    return found
 
 
 def _together() -> bool:
