@@ -19,7 +19,7 @@ from circuitscope.training import ranks
 from registered import added_to
 from tiny_run import rows, same_run, saved
 
-PATIENCE = 100.0  # seconds; the machine may be busy
+PATIENCE = 240.0  # seconds; the machine may be busy
 TRAIN = ("-m", "circuitscope", "train")
 
 
