@@ -13,6 +13,7 @@ import torch
 from benchmarks import (
     analysis,
     batches,
+    busy_cores,
     default_run,
     effective_attention,
     hooks,
@@ -23,6 +24,7 @@ from benchmarks import (
     scan,
     startup,
     step,
+    sweeps,
 )
 from benchmarks.rows import Row, Section, markdown
 
@@ -39,6 +41,8 @@ _BENCHMARKS: dict[str, Callable[[bool], Section]] = {
     "default": default_run.measure,
     "analysis": analysis.measure,
     "probes": probes.measure,
+    "busy": busy_cores.measure,
+    "sweeps": sweeps.measure,
 }
 _RESULTS = Path(__file__).with_name("results.md")
 

@@ -54,6 +54,13 @@ def trainer_at(shape: Shape) -> Iterator[Trainer]:
         steps=10_000,
         device="cpu",
     )
+    with trainer_of(config) as trainer:
+        yield trainer
+
+
+@contextmanager
+def trainer_of(config: RunConfig) -> Iterator[Trainer]:
+    """A trainer of a config, likewise."""
     device = torch.device("cpu")
     with temporary_folder() as folder, set_up(device, config.train):
         run = create_run(config, root=folder, device="cpu", threads=torch.get_num_threads())

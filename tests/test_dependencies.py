@@ -10,6 +10,7 @@ import circuitscope
 
 PACKAGE = Path(circuitscope.__file__).parent
 FLOORS = [  # a room imports from the floors below its own
+    {"__main__"},
     {"cli"},
     {"sweeps", "studies", "api", "zoom"},
     {"viz", "analysis", "training"},

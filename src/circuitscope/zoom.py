@@ -43,7 +43,7 @@ class Zoom:
             step, by = done.differs
             out.append(
                 f"warning: at step {step} the repeated weights differ from the saved ones by up to {by:.2g};"
-                " checkpoints from there on were not added (the machine, thread count or a version may differ)"
+                " checkpoints from there on were not added (the machine, threads, ranks or a version may differ)"
             )
         return out
 

@@ -3,6 +3,8 @@
 import pytest
 
 from circuitscope.errors import UserError
+from circuitscope.runs.store import write_text
+from circuitscope.sweeps import results
 from circuitscope.sweeps.results import ResultsTable
 
 ROW = {
@@ -83,3 +85,17 @@ def test_a_failure_does_not_take_the_place_of_what_was_found(tmp_path):
     table.add({"digest": ROW["digest"], "state": "failed", "message": "disk full"}, [])
     assert ResultsTable(tmp_path).rows[ROW["digest"]]["state"] == "finished"
     assert len(ResultsTable(tmp_path).curves[ROW["digest"]]) == 2
+
+
+def test_a_thousand_rows_do_not_cost_a_thousand_tables(tmp_path, monkeypatch):
+    table, written = ResultsTable(tmp_path), []
+    monkeypatch.setattr(results, "write_text", lambda path, text: (written.append(path.name), write_text(path, text)))
+    for number in range(200):
+        table.add({**ROW, "digest": f"{number:012d}"}, CURVES, write=False)
+        table.write_changes(now=False)
+    assert 1 <= written.count("results.csv") <= 20
+    table.write_changes()
+    assert len(ResultsTable(tmp_path).rows) == 200
+    done = len(written)
+    table.write_changes()
+    assert len(written) == done  # nothing has changed

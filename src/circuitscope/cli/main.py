@@ -102,6 +102,9 @@ def _run() -> int:
     if empty := usage.empty(args):
         _print_error(f"{empty} is empty; give it a value, or leave it out")
         return 2
+    if _ranks() > 1 and args[:1] != ["train"]:
+        _print_error("torchrun starts several processes for circuitscope train only; run other commands without it")
+        return 2
     wants_help = args in (["--help"], ["-h"])
     warnings.showwarning = _print_warning
     try:
@@ -155,10 +158,26 @@ def _print_warning(
 ) -> None:
     """Prints a warning about a run's files as one line, and any other as Python does."""
     if category.__name__ == "RecordWarning":  # its module need not be loaded for this
-        _print_error(f"warning: {message}")
+        if _ranks() == 1 or os.environ.get("RANK") == "0":
+            _print_line(f"warning: {message}")
     else:
         print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=file or sys.stderr)
 
 
+def _ranks() -> int:
+    """How many processes torchrun has started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+
+
 def _print_error(message: str) -> None:
+    """Says why the program ends; ranks end together, and one of them says why."""
+    if _ranks() > 1:
+        from circuitscope.training.ranks import speaks_first
+
+        if not speaks_first():
+            return
+    _print_line(message)
+
+
+def _print_line(message: str) -> None:
     print("circuitscope: " + escaped(" ".join(message.split())), file=sys.stderr, flush=True)

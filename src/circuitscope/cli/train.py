@@ -200,6 +200,9 @@ def train(
     was stopped or killed continues with --resume to the same bits.
 
     --set sets any field of the config; `circuitscope train --fields` lists them with their meaning.
+
+    torchrun --nproc-per-node=2 -m circuitscope train … trains one run in two processes, each on its
+    own GPU or on CPU threads of its own; docs/training.md says how.
     """
     flags = {
         "model.preset": model,
@@ -289,13 +292,15 @@ def _run(
         return
     from circuitscope import api  # after the config is known to be good: this brings TransformerLens, seconds of it
     from circuitscope.progress import watching
+    from circuitscope.training.ranks import leads
 
     progress = watching(sys.stdout, stays=True)
     if resumed is not None:
         run = api.resume(resumed, progress=progress)
     else:
         run = api.train(config, root=root, name=name, progress=progress)
-    _summary(run)
+    if leads():
+        _summary(run)
 
 
 def _config(path: Path | None, given: dict[str, Any], assign: list[str]) -> "RunConfig":

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ Row = dict[str, Any]
 DONE = ("finished", "diverged")  # a trial in another state is tried again
 _DIGEST, _CHECK = "digest", "check"
 _CURVE_KEYS = (_DIGEST, "step")
+_REST = 20  # times as long as writing the tables took, they are not written again
 
 
 class ResultsTable:
@@ -34,6 +36,7 @@ class ResultsTable:
     def __init__(self, folder: Path):
         self.folder = folder
         self.path, self.curves_path = folder / "results.csv", folder / "curves.csv"
+        self._due, self._unwritten = 0.0, False
         self.read()
 
     def read(self) -> None:
@@ -52,7 +55,7 @@ class ResultsTable:
         return row["state"] == "diverged" or set(measure) <= measured
 
     def add(self, row: Row, curves: Iterable[Row], write: bool = True) -> None:
-        """Adds a trial's row and curves, or replaces those it had, and writes the tables.
+        """Adds a trial's row and curves, or replaces those it had, and writes the tables, or leaves that for later.
 
         A row of a run that came to its end is not replaced by one that says that something failed.
         """
@@ -61,6 +64,7 @@ class ResultsTable:
             return
         self.rows[digest] = _as_read(row)
         self.curves[digest] = [_as_read({_DIGEST: digest, **point}) for point in curves]
+        self._unwritten = True
         if write:
             self.write()
 
@@ -77,8 +81,18 @@ class ResultsTable:
         every = [point for points in self.curves.values() for point in points]
         return pd.DataFrame(every, columns=_columns(every))
 
+    def write_changes(self, now: bool = True) -> None:
+        """Writes the tables if rows were added since; unless `now` is set, not if they were written a moment ago.
+
+        A moment is a multiple of the time that writing took, so that thousands of rows do not cost thousands of
+        tables. A row that is not yet written stands in its run, where the next sweep finds it.
+        """
+        if self._unwritten and (now or time.monotonic() >= self._due):
+            self.write()
+
     def write(self) -> None:
         """Writes results.csv, results.parquet and curves.csv, each whole or not at all."""
+        began = time.monotonic()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(self.path, _as_csv(self.rows.values()))
@@ -87,6 +101,7 @@ class ResultsTable:
             write_whole(self.folder / "results.parquet", lambda file: file.write(data))
         except OSError as error:
             raise UserError(f"cannot write {self.path}: {error.strerror}") from None
+        self._due, self._unwritten = time.monotonic() + _REST * (time.monotonic() - began), False
 
 
 def _uniform(frame: "pd.DataFrame") -> "pd.DataFrame":

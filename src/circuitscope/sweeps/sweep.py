@@ -58,22 +58,31 @@ class Sweep:
             if row and (
                 row.get("state") == "diverged" or (row.get("state") in DONE and measured >= set(self.grid.measure))
             ):
-                self._add({**row, **trial.values}, write)
+                self._add({**row, **trial.values}, write=False)
                 found += 1
+        if write:
+            self.results.write_changes()
         return found
 
     def go(self, executor: Executor, watch: Watch) -> Iterator[Row]:
-        """Brings the missing trials to their end; every row is in the table before it is yielded."""
+        """Brings the missing trials to their end and puts their rows into the table, which is written now and then.
+
+        A row that was not written when the sweep was killed is taken from its run the next time.
+        """
         with self._alone():
             self.results.read()  # another sweep may have ended meanwhile
             with suppress(RunFailed):  # workers that were held still when their sweep was killed
                 self.hold(still=False)
             self.collect(write=True)
             jobs = [Job.of(trial, self.grid, self.runs) for trial in self.missing]
-            with closing(executor(jobs, watch)) as rows:  # type: ignore[type-var]
-                for row in rows:
-                    self._add(row)
-                    yield row
+            try:
+                with closing(executor(jobs, watch)) as rows:  # type: ignore[type-var]
+                    for row in rows:
+                        self._add(row, write=False)
+                        self.results.write_changes(now=False)
+                        yield row
+            finally:
+                self.results.write_changes()
 
     def _add(self, row: Row, write: bool = True) -> None:
         """Puts a row into the table, with the curves of its run if the run came to its end."""

@@ -85,7 +85,11 @@ class Task(Section):
 
     @abstractmethod
     def loss(self, model: Any, batch: Batch) -> tuple[Float[Tensor, ""], Metric]:
-        """The loss that training minimizes, with its gradient, and the metric on the same batch."""
+        """The loss that training minimizes, with its gradient, and the metric on the same batch.
+
+        Both are means over the batch's labels: several ranks compute them on parts of a batch, each weighted by its
+        share of `Batch.label_count`.
+        """
 
     @abstractmethod
     def evaluate(self, model: Any, batch: Batch) -> tuple[float, float]:

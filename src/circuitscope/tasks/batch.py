@@ -100,6 +100,11 @@ class Batch:
         where = (flat != NO_LABEL).nonzero().squeeze(1)
         return where, flat[where]
 
+    @property
+    def label_count(self) -> int:
+        """How many labels there are."""
+        return int((self.labels != NO_LABEL).sum())
+
     def part(self, rows: Rows) -> "Batch":
         """Some of the examples, given as a slice or as a tensor of row numbers, with their part of the layout."""
         return Batch(self.tokens[rows], self.labels[rows], self.layout.part(rows))
@@ -112,7 +117,7 @@ class Batch:
         return len(self.tokens)
 
     def __repr__(self) -> str:
-        labels = "" if self.labels.is_floating_point() else f", {int((self.labels != NO_LABEL).sum())} labels"
+        labels = "" if self.labels.is_floating_point() else f", {self.label_count} labels"
         return f"Batch(tokens {list(self.tokens.shape)}{labels}, {self.layout!r})"
 
 

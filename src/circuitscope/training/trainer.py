@@ -23,8 +23,7 @@ from circuitscope.config import RunConfig
 from circuitscope.errors import RunFailed, Stopped
 from circuitscope.memory import ran_out
 from circuitscope.models.hooked_lm import HookedLM
-from circuitscope.progress import Progress, Silent
-from circuitscope.runs.checkpoints import CheckpointWriter
+from circuitscope.progress import Progress
 from circuitscope.runs.damage import DamagedFile
 from circuitscope.runs.metrics import MetricsLog, read_metrics
 from circuitscope.runs.run import Run, RunState, create_run
@@ -38,6 +37,8 @@ from circuitscope.training.optimizer import (
     parameter_groups,
     restore_moments,
 )
+from circuitscope.training.ranks import Alone, RankLost, join, told
+from circuitscope.training.record import Record
 from circuitscope.training.schedule import learning_rate, saves_checkpoint, saves_resume_point
 from circuitscope.training.trackers import Trackers
 
@@ -45,23 +46,30 @@ from circuitscope.training.trackers import Trackers
 def train(
     config: RunConfig, *, root: str | Path | None = None, name: str | None = None, progress: Progress | None = None
 ) -> Run:
-    """Trains a new run from its config and returns it."""
+    """Trains a new run from its config and returns it; under torchrun, all ranks train it together."""
     device = check_feasible(config)
-    threads = config.train.threads or torch.get_num_threads()
-    run = create_run(config, root=root, name=name, device=device.type, threads=threads, wandb_id=secrets.token_hex(8))
-    _train(run, config, device, progress or Silent())
+    ranks = join(device, config.train.batch_size)
+    environment = {
+        "device": device.type,
+        "threads": config.train.threads or torch.get_num_threads(),
+        "ranks": ranks.count,
+        "wandb_id": secrets.token_hex(8),
+    }
+    run = ranks.shared(lambda: create_run(config, root=root, name=name, **environment))
+    _train(run, config, device, ranks, told(progress))
     return run
 
 
 def resume(run: Run, *, progress: Progress | None = None) -> Run:
     """Continues a run from its newest readable resume point and reaches the weights of a run that never stopped."""
-    progress = progress or Silent()
+    progress = told(progress)
     if run.status.get("state") == "finished":
         step = run.status.get("step", max(run.steps, default="unknown"))
         progress.say(f"{run.path} is already finished, at step {step}")
         return run
     config = run.config
     device = choose_device(config.train.device)
+    ranks = join(device, config.train.batch_size)
     threads, before = config.train.threads or torch.get_num_threads(), run.threads
     if before is not None and before != threads:
         progress.say(
@@ -70,7 +78,12 @@ def resume(run: Run, *, progress: Progress | None = None) -> Run:
         )
     if (was := run.environment.get("device")) is not None and was != device.type:
         progress.say(f"warning: {run.path} was started on {was} and continues on {device.type}; its bits will differ")
-    _train(run, config, device, progress, resuming=True)
+    if isinstance(was := run.environment.get("ranks"), int) and was != ranks.count:
+        progress.say(
+            f"warning: {run.path} was started by {was} ranks and continues with {ranks.count};"
+            " its weights will differ in the last bits from an unbroken run"
+        )
+    _train(run, config, device, ranks, progress, resuming=True)
     return run
 
 
@@ -82,33 +95,40 @@ class Diverged(RunFailed):
     """The loss or a gradient is not finite."""
 
 
-def _train(run: Run, config: RunConfig, device: torch.device, progress: Progress, resuming: bool = False) -> None:
+def _train(
+    run: Run, config: RunConfig, device: torch.device, ranks: Alone, progress: Progress, resuming: bool = False
+) -> None:
     """Trains while holding the run's lock, and records how it ended, whatever happens."""
-    lock = run.lock()
-    trainer = Trainer(run, config, device, progress)
+    record = ranks.record(run)
+    lock = record.lock()
+    trainer = Trainer(run, config, device, progress, ranks)
     try:
         with set_up(device, config.train), _catch_signals() as trainer.caught:
             trainer.go(resuming)
     except Interrupted as stop:
-        _try_status(run, "stopped", trainer.step, str(stop))
+        _try_status(record, "stopped", trainer.step, str(stop))
+        ranks.leave()
         raise
     except Diverged as error:
-        _try_status(run, "diverged", trainer.step, str(error))
+        _try_status(record, "diverged", trainer.step, str(error))
+        ranks.leave()
         raise
     except KeyboardInterrupt:  # the second signal, which does not wait for the end of a step
         again = f"continue with: circuitscope train --resume {shlex.quote(str(run.path))}"
         message = f"stopped at once at step {trainer.step}, with nothing more saved; {again}"
-        _try_status(run, "stopped", trainer.step, message)
+        _try_status(record, "stopped", trainer.step, message)
         raise Interrupted(message, 128 + (trainer.caught or [signal.SIGINT])[0]) from None
     except BrokenPipeError:
-        _try_status(run, "stopped", trainer.step, "the program that read the output has ended")
+        _try_status(record, "stopped", trainer.step, "the program that read the output has ended")
         raise
     except BaseException as error:
         why = _why_it_failed(error, run)
-        _try_status(run, "failed", trainer.step, why or f"{type(error).__name__}: {error}")
+        _try_status(record, "failed", trainer.step, why or f"{type(error).__name__}: {error}")
         if not why:
             raise
         raise RunFailed(f"{why} (last checkpoint: step {max(run.steps, default='none')})") from error
+    else:
+        ranks.leave()
     finally:
         lock.release()
 
@@ -116,8 +136,11 @@ def _train(run: Run, config: RunConfig, device: torch.device, progress: Progress
 class Trainer:
     """Trains one run once, from its start or from a resume point. `step` counts the updates done."""
 
-    def __init__(self, run: Run, config: RunConfig, device: torch.device, progress: Progress):
+    def __init__(
+        self, run: Run, config: RunConfig, device: torch.device, progress: Progress, ranks: Alone | None = None
+    ):
         self.run, self.config, self.device, self.progress = run, config, device, progress
+        self.ranks = ranks or Alone()
         self.task = config.task
         self.step = 0
         self.caught: list[int] = []
@@ -131,18 +154,19 @@ class Trainer:
         self.clipped = torch.zeros((), device=self.device)  # steps since the last logged one whose gradient was cut
 
     def go(self, resuming: bool) -> None:
-        cfg = self.config.train
+        cfg, record = self.config.train, self.ranks.record(self.run)
         self.build()
-        with CheckpointWriter(self.run.path, lambda: self.run.digest, cfg.keep_resume) as self.writer, self.progress:
+        with record.writer(cfg.keep_resume) as self.writer, self.progress:
             self.seconds = 0.0
             if resuming:
                 self._restore()
-            log = MetricsLog(self.run.path, resumed_from=(self.step or -1) if resuming else None)
-            self.run.write_status("running", self.step)
+            self.ranks.check_alike(self.step, self.model)
+            log = record.log(resumed_from=(self.step or -1) if resuming else None)
+            record.status("running", self.step)
             self.progress.start("", cfg.steps, self.step)
-            with closing(log), Trackers(self.config, self.run) as trackers:
+            with closing(log), record.trackers(self.config) as trackers:
                 self._loop(log, trackers)
-        self.run.write_status("finished", self.step)
+        record.status("finished", self.step)
 
     def _loop(self, log: MetricsLog, trackers: Trackers) -> None:
         cfg = self.config.train
@@ -179,30 +203,33 @@ class Trainer:
             if reached:  # no resume point here: a killed run that resumed from it would train past its end
                 self.progress.say(f"validation {self.task.metric} {cfg.early_stop:.0%} reached at step {self.step}")
                 return
-            if saves_resume_point(self.step, cfg) or self.caught:
+            stopping = self.ranks.any(bool(self.caught))
+            if saves_resume_point(self.step, cfg) or stopping:
                 self._save_resume_point()
-            if self.caught:
+            if stopping:
                 self._stop()
 
     def _stop(self) -> NoReturn:
         """Ends the run after a signal, once everything is on the disk."""
         self.writer.flush()
+        signum = (self.caught or [signal.SIGTERM])[0]  # another rank may have got it
         raise Interrupted(
-            f"stopped by {signal.Signals(self.caught[0]).name} at step {self.step};"
+            f"stopped by {signal.Signals(signum).name} at step {self.step};"
             f" continue with: circuitscope train --resume {shlex.quote(str(self.run.path))}",
-            128 + self.caught[0],
+            128 + signum,
         )
 
     @torch.enable_grad()
     def update(self, measure: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """Makes one update on batch number `self.step`; gives its loss and, if `measure` is set, its metric."""
         cfg = self.config.train
-        batch = self._batch(self.step, "train", cfg.batch_size)
+        whole = self._batch(self.step, "train", cfg.batch_size)
+        batch = self.ranks.part(whole)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, cfg) * group["factor"]
         with autocast(self.device, cfg.precision):
             loss, metric = self.task.loss(self.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self.ranks.backward(loss, self.model, batch, whole)
         by_group = gradient_norms(self.groups) if measure else None
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), cfg.clip or math.inf)
         self.clipped += norm > (cfg.clip or math.inf)
@@ -210,10 +237,10 @@ class Trainer:
         if self.device.type == "cpu":
             self._check(loss)
             self._check(norm, "gradient")
-        measured = metric() if measure else torch.tensor(math.nan)
+        measured = self.ranks.mean(metric(), batch, whole) if measure else torch.tensor(math.nan)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach(), measured
+        return loss, measured
 
     def _gradients(self) -> dict[str, float]:
         """What a logged row says of gradients before clipping: norms at this step, clipped steps since the last row."""
@@ -237,16 +264,18 @@ class Trainer:
     def _evaluate(self, record: Any) -> float:
         """Records loss and metric on the held-out batches, which are always the same, and returns the metric."""
         cfg = self.config.train
-        losses, metrics = [], []
+        losses, metrics = [0.0] * cfg.eval_batches, [0.0] * cfg.eval_batches
         self.model.eval()
-        for i in range(cfg.eval_batches):
+        for i in self.ranks.own(range(cfg.eval_batches)):
             if self.caught and self.step == 0:
-                self._stop()  # there is nothing to save yet: the seed determines the start
+                break
             with autocast(self.device, cfg.precision):
-                loss, metric = self.task.evaluate(self.model, self._batch(i, "validation", cfg.eval_batch_size))
-            losses.append(loss)
-            metrics.append(metric)
+                batch = self._batch(i, "validation", cfg.eval_batch_size)
+                losses[i], metrics[i] = self.task.evaluate(self.model, batch)
         self.model.train()
+        if self.ranks.any(bool(self.caught)) and self.step == 0:
+            self._stop()  # there is nothing to save yet: the seed determines the start
+        losses, metrics = self.ranks.sum(losses), self.ranks.sum(metrics)
         loss, metric = sum(losses) / len(losses), sum(metrics) / len(metrics)
         self._check(torch.tensor(loss), "validation loss")
         record(
@@ -336,6 +365,8 @@ def _catch_signals() -> Iterator[list[int]]:
 
 def _why_it_failed(error: BaseException, run: Run) -> str:
     """What a person can do something about, in one sentence; "" for a bug."""
+    if isinstance(error, RankLost):
+        return f"{error}; continue with the same torchrun and: train --resume {shlex.quote(str(run.path))}"
     if isinstance(error, RunFailed):
         return str(error)
     if isinstance(error, OSError):
@@ -345,9 +376,9 @@ def _why_it_failed(error: BaseException, run: Run) -> str:
     return ""
 
 
-def _try_status(run: Run, state: RunState, step: int, message: str) -> None:
+def _try_status(record: Record, state: RunState, step: int, message: str) -> None:
     """Records how a run ended, if it is still possible to write to the disk."""
     try:
-        run.write_status(state, step, message)
+        record.status(state, step, message)
     except OSError:
         pass
