@@ -14,10 +14,12 @@ class TrialLines:
     Args:
         labels: what each trial, or each run that is analyzed, is called.
         done: how many were done before.
+        stream: where the lines go.
     """
 
-    def __init__(self, labels: Mapping[str, str], done: int = 0):
+    def __init__(self, labels: Mapping[str, str], done: int, stream: Any):
         self.labels, self.done = {digest: escaped(label) for digest, label in labels.items()}, done
+        self.stream = stream
 
     def __enter__(self) -> "TrialLines":
         return self
@@ -36,20 +38,20 @@ class TrialLines:
         self.show(f"{self.done}/{len(self.labels)} {self.labels[digest]}: {outcome}")
 
     def show(self, line: str) -> None:
-        print(line, flush=True)
+        print(line, file=self.stream, flush=True)
 
 
 class TrialTable(TrialLines):
     """The trials that run now as a live table; those that ended scroll by above it."""
 
-    def __init__(self, labels: Mapping[str, str], done: int = 0):
+    def __init__(self, labels: Mapping[str, str], done: int, stream: Any):
         from rich.console import Console
         from rich.live import Live
 
-        super().__init__(labels, done)
+        super().__init__(labels, done, stream)
         self.now: dict[str, Moved | None] = {}
         self.began: dict[str, tuple[float, int]] = {}
-        self.console = Console(markup=False, highlight=False)
+        self.console = Console(file=stream, markup=False, highlight=False)
         self.live = Live(console=self.console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> "TrialTable":
@@ -96,4 +98,4 @@ class TrialTable(TrialLines):
 
 def watching_trials(labels: Mapping[str, str], done: int, stream: Any) -> TrialLines:
     """A live table if the output is a terminal, lines otherwise."""
-    return TrialTable(labels, done) if stream.isatty() else TrialLines(labels, done)
+    return TrialTable(labels, done, stream) if stream.isatty() else TrialLines(labels, done, stream)

@@ -24,7 +24,6 @@ from circuitscope.sweeps.grid import Grid, Trial
 from circuitscope.sweeps.results import Row
 from circuitscope.sweeps.trial import run_trial
 
-
 TRIES = 3  # how often a job is started whose process or machine dies
 PATIENCE = 30.0  # seconds that a running job has to save its work when it is stopped
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")

@@ -22,6 +22,7 @@ from circuitscope.sweeps.results import Row
 News = queue.Queue[tuple["_Worker", dict[str, Any] | None]]
 """What workers say, each with the worker that said it; None at its end."""
 
+
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

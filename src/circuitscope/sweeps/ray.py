@@ -68,7 +68,9 @@ class RayExecutor:
         rooms = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(room.get("CPU", 0) >= self.cpus and room.get("GPU", 0) >= self.gpus for room in rooms):
             most = ", ".join(sorted({f"{room.get('CPU', 0):g} and {room.get('GPU', 0):g}" for room in rooms}))
-            raise UserError(f"no node of Ray has {self.cpus:g} cores and {self.gpus:g} GPUs free for a job; nodes: {most}")
+            raise UserError(
+                f"no node of Ray has {self.cpus:g} cores and {self.gpus:g} GPUs free for a job; nodes: {most}"
+            )
 
 
 @dataclass
@@ -298,7 +300,9 @@ def _check_answers(address: str) -> None:
             with grpc.insecure_channel(f"{host}:{port}") as channel:
                 grpc.channel_ready_future(channel).result(timeout=_ANSWERS)
     except (OSError, UnicodeError, grpc.FutureTimeoutError):
-        raise UserError(f"no Ray answers at {address}; start one with: ray start --head, or leave out --address") from None
+        raise UserError(
+            f"no Ray answers at {address}; start one with: ray start --head, or leave out --address"
+        ) from None
 
 
 @contextmanager
