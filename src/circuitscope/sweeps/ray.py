@@ -16,15 +16,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from circuitscope.errors import Stopped, UserError
 from circuitscope.sweeps.executor import ONE_THREAD, PATIENCE, TRIES, Job, Moved, Telling, Watch, failed, run_job
 from circuitscope.sweeps.local import cores
 from circuitscope.sweeps.results import Row
 
-if TYPE_CHECKING:
-    from ray import ObjectRef
+Ref = Any
+"""Ray's reference to what a task will give; Ray need not be installed to import this."""
 
 News = dict[str, Any]
 """What a task says while it runs: {"started": digest} or {"moved": …}."""
@@ -81,7 +81,7 @@ class _Crew:
     jobs: Sequence[Job]
     watch: Watch
     token: str
-    running: "dict[ObjectRef[Any], Job]" = field(default_factory=dict)
+    running: dict[Ref, Job] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
 
     def rows(self) -> Iterator[Row]:
@@ -91,7 +91,7 @@ class _Crew:
         minutes, most = self.executor.minutes, self.executor.workers or len(self.jobs)
         deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
         task, mailbox = self._task(), self._mailbox()
-        post: ObjectRef[Any] | None = mailbox.take.remote()
+        post: Ref | None = mailbox.take.remote()
         try:
             while True:
                 if time.monotonic() >= deadline:
@@ -144,7 +144,7 @@ class _Crew:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=True)
         return ray.remote(_Mailbox).options(**options).remote()
 
-    def _read(self, post: "ObjectRef[Any]", mailbox: Any) -> "ObjectRef[Any] | None":
+    def _read(self, post: Ref, mailbox: Any) -> Ref | None:
         """Passes on what tasks have said, and asks for what they say next."""
         import ray
 
@@ -158,14 +158,14 @@ class _Crew:
                         self.watch.moved(Moved(**news["moved"]))
         except ray.exceptions.RayError:
             return None  # nobody sees progress any more; the jobs go on
-        return mailbox.take.remote()  # type: ignore[no-any-return]
+        return mailbox.take.remote()
 
     def _start(self, digest: str) -> None:
         if digest not in self.started:
             self.started.add(digest)
             self.watch.started(digest)
 
-    def _row(self, ref: "ObjectRef[Any]", job: Job, tries: dict[str, int]) -> Row | None:
+    def _row(self, ref: Ref, job: Job, tries: dict[str, int]) -> Row | None:
         """What a task gave; None if the job is to be started again."""
         import ray
 
@@ -241,7 +241,7 @@ class _Mailbox:
         return taken
 
 
-def _stop(refs: "list[ObjectRef[Any]]") -> None:
+def _stop(refs: list[Ref]) -> None:
     """Ends tasks: those that run save their run first, so that it can be continued."""
     import ray
 

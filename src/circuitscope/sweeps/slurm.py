@@ -33,18 +33,18 @@ trials=(
 trial=${{trials[$SLURM_ARRAY_TASK_ID]}}
 {threads}
 cd -- {here} || exit 1
-{command} --trial "$trial" &
-child=$!
-again=
+child= again=
 trap 'again=yes; kill -TERM "$child"' USR1  # the time limit is near
 trap 'kill -TERM "$child"' TERM  # scancel, or another job takes the node
+{command} --trial "$trial" &
+child=$!
 wait "$child"
 while kill -0 "$child" 2>/dev/null; do wait "$child"; done  # a signal ends wait, but not the trial
 wait "$child"
 code=$?
 if [ -n "$again" ] && [ "$code" -ne 0 ]; then
   echo "the time limit is near: $trial goes back into the queue"
-  scontrol requeue "$SLURM_JOB_ID" && exit 0
+  scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID" && exit 0
 fi
 exit "$code"
 """
