@@ -271,6 +271,9 @@ def _connected(address: str | None, cpus: int) -> Iterator[None]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         quiet |= {"num_cpus": cpus, "object_store_memory": _STORE, "include_dashboard": False}
+        quiet["_system_config"] = {
+            "worker_niceness": 0
+        }  # trials run as they do without Ray, also beside other programs
     else:
         _check_answers(address)
     try:
