@@ -1,12 +1,12 @@
 """A job waits for a process that is about to end, tells how far it is, and keeps what is done when it is stopped."""
 
+import fcntl
 import os
 import signal
 import threading
 
 import pandas as pd
 import pytest
-from tiny_run import tiny
 
 from circuitscope.errors import Stopped
 from circuitscope.progress import Silent
@@ -14,6 +14,7 @@ from circuitscope.sweeps.executor import Job, Telling, run_job
 from circuitscope.sweeps.grid import Trial
 from circuitscope.sweeps.trial import run_trial
 from circuitscope.training.trainer import train
+from tiny_run import SignalAt, tiny
 
 
 @pytest.fixture
@@ -23,19 +24,15 @@ def run(tmp_path):
 
 def test_a_job_waits_for_a_process_that_still_writes_the_run(tmp_path):
     trial = Trial(tiny(), {"train.seed": 0})
-    run_trial(trial, tmp_path)
-    run = train(tiny(steps=4), root=tmp_path / "other", name="a")
-    (tmp_path / trial.digest / "status.json").write_text(
-        (run.path / "status.json").read_text().replace("finished", "x")
-    )
+    with pytest.raises(Stopped):
+        run_trial(trial, tmp_path, progress=SignalAt(6))
     job = Job(trial.digest, trial.config.dump(), trial.values, str(tmp_path))
-    from circuitscope.runs.run import Run
-
-    lock = Run(tmp_path / trial.digest).lock()
+    held = os.open(tmp_path / trial.digest / ".lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
     row = run_job(job)
     assert row["state"] == "failed"
     assert "is being written by" in row["message"]
-    threading.Timer(0.5, lock.release).start()
+    threading.Timer(0.5, os.close, [held]).start()
     assert run_job(job, patience=30)["state"] == "finished"
 
 
