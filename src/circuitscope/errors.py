@@ -18,6 +18,10 @@ class UserError(_OneLine):
     """The input was bad. The command line prints the message as one line and exits with code 2."""
 
 
+class Busy(UserError):
+    """Another process is writing the same files."""
+
+
 class RunFailed(_OneLine):
     """A run started and could not continue. The command line exits with code 1."""
 

@@ -367,3 +367,36 @@ def test_a_figure_of_several_runs_does_not_take_the_place_of_that_of_the_first(c
         code, _, _ = circuitscope("plot", "dynamics", *runs, "--no-scores")
         assert code == 0
     assert {p.name for p in (tmp_path / "runs/tiny/figures").glob("*")} == {"dynamics.png", "dynamics-with-other.png"}
+
+
+@pytest.mark.slow
+def test_several_runs_are_analyzed_in_processes_and_say_and_keep_the_same(circuitscope, tmp_path):
+    train(tiny(seed=1), root=tmp_path / "runs", name="other")
+    words = ["analyze", "runs/tiny", "runs/other", "--sequences", "8"]
+    tables = lambda: {p: pd.read_parquet(p) for p in sorted(tmp_path.glob("runs/*/analysis/*.parquet"))}  # noqa: E731
+    code, out, err = circuitscope(*words, "--executor", "local", "--jobs", "1")
+    assert code == 0
+    assert "2/2 other: finished" in err
+    there = tables()
+    assert len(there) == 6
+    for path in there:
+        path.unlink()
+    assert circuitscope(*words)[:2] == (0, out)
+    here = tables()
+    assert here.keys() == there.keys()
+    for path in here:
+        pd.testing.assert_frame_equal(here[path], there[path], check_exact=True)
+
+
+def test_a_run_that_a_process_cannot_analyze_is_named_and_exit_code_1(circuitscope, monkeypatch):
+    from circuitscope.cli import analyze as command
+    from circuitscope.sweeps.executor import failed
+
+    def fails(jobs, watch):
+        yield from (failed(job, "its process died 3 times") for job in jobs)
+
+    monkeypatch.setattr(command, "rows_from", lambda *args, **options: fails)
+    code, _, err = circuitscope("analyze", "--executor", "local")
+    assert code == 1
+    assert "1 of 1 runs were not analyzed" in err
+    assert "runs/tiny: its process died 3 times" in err

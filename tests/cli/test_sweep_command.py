@@ -70,6 +70,16 @@ def test_trials_by_digest_leave_rows_that_the_sweep_collects(circuitscope):
         (["plot", "sweep", "nothing.yaml"], "no grid: nothing.yaml does not exist"),
         (["plot", "sweep", "tiny.yaml"], "no trial of tiny that is done"),
         (["plot", "sweep", "tiny.yaml", "--out", "a.gif"], ".png, .svg, .pdf"),
+        (["sweep", "tiny.yaml", "--executor", "rey"], "executor"),
+        (["sweep", "tiny.yaml", "--address", "auto"], "--address needs --executor ray, not local"),
+        (["sweep", "tiny.yaml", "--executor", "ray", "--time", "9"], "--time needs --executor slurm, not ray"),
+        (["sweep", "tiny.yaml", "--executor", "slurm", "--minutes", "9"], "--minutes needs --executor local or ray"),
+        (["sweep", "tiny.yaml", "--executor", "slurm", "--gpus", "0.25"], "Slurm gives whole cores and GPUs"),
+        (["sweep", "tiny.yaml", "--executor", "ray", "--address", "127.0.0.1:1"], "no Ray answers at 127.0.0.1:1"),
+        (["sweep", "tiny.yaml", "--executor", "ray", "--runs", "tiny.yaml/in/it"], "cannot write to tiny.yaml/in/it"),
+        (["sweep", "tiny.yaml", "--executor", "slurm", "--runs", "tiny.yaml/in/it"], "cannot write to tiny.yaml/in/it"),
+        (["analyze", "--jobs", "2"], "--jobs needs --executor local or ray"),
+        (["analyze", "--address", "auto"], "--address needs --executor ray"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(circuitscope, arguments, says):
@@ -134,3 +144,48 @@ def test_a_sweep_ends_with_the_rate_chosen_on_validation_and_its_accuracy_on_tes
     assert columns.split("  ")[0].strip() == "rate chosen on validation"
     assert numbers.split() == ["0.001", "0.980", "(0.980", "to", "0.980)", "3", "1.00", "(1.00", "to", "1.00)"]
     assert last.startswith("12 of 12 trials done")
+
+
+def test_a_job_array_is_shown_submitted_and_collected(circuitscope, tmp_path, monkeypatch):
+    import os
+
+    from circuitscope.sweeps.grid import read_grid
+
+    code, script, _ = circuitscope("sweep", "tiny.yaml", "--executor", "slurm", "--dry-run", "--slurm", "--partition=p")
+    assert code == 0
+    assert script.startswith("#!/bin/bash\n")
+    assert "#SBATCH --partition=p\n" in script
+    assert not (tmp_path / "runs").exists()
+
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text("#!/bin/sh\necho 123\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
+    code, out, _ = circuitscope("sweep", "tiny.yaml", "--executor", "slurm")
+    assert code == 0
+    assert "submitted 2 as job 123" in out
+    assert "collect their rows with: circuitscope sweep tiny.yaml --runs runs --minutes 0" in out
+
+    for trial in read_grid("tiny.yaml").trials:  # as the tasks do
+        circuitscope("sweep", "tiny.yaml", "--trial", trial.digest)
+    code, out, _ = circuitscope("sweep", "tiny.yaml", "--minutes", "0")
+    assert code == 0
+    assert "2 of 2 trials done" in out
+    code, out, _ = circuitscope("sweep", "tiny.yaml", "--executor", "slurm")
+    assert code == 0
+    assert "2 of 2 trials done" in out
+
+
+def test_sbatch_that_refuses_is_one_line_and_exit_code_1(circuitscope, tmp_path, monkeypatch):
+    import os
+
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text("#!/bin/sh\necho sbatch: error: invalid partition >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
+    code, _, err = circuitscope("sweep", "tiny.yaml", "--executor", "slurm")
+    assert code == 1
+    assert "sbatch: error: invalid partition; the script is" in err
+    assert len(err.splitlines()) == 1

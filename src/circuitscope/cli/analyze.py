@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from circuitscope.errors import Stopped, UserError
+from circuitscope.cli.executors import Where, check_fits, rows_from
+from circuitscope.errors import RunFailed, Stopped, UserError
 
 if TYPE_CHECKING:
     from circuitscope.runs.run import Run
+    from circuitscope.sweeps.executor import Executor
     from circuitscope.viz.registry import Said
 
-_WHAT, _ON = "What to read", "On what"
+_WHAT, _ON, _AT_ONCE = "What to read", "On what", "Several runs at once"
 _WITH_SCORES = ("phases", "circuit")  # what --induction adds to the scores, if a run can have it
 
 
@@ -81,6 +83,28 @@ def analyze(
     sequences: Annotated[
         int, typer.Option(help="Held-out sequences that each number is averaged over.", min=2, rich_help_panel=_ON)
     ] = 256,
+    executor: Annotated[
+        Where | None,
+        typer.Option(
+            help="Analyze each run in a process of this machine, or in a task of Ray, on one thread each.",
+            rich_help_panel=_AT_ONCE,
+            show_default="one run after the other, here",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Runs at the same time.", min=1, max=1024, rich_help_panel=_AT_ONCE, show_default="one per core"
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="A cluster of Ray: auto, HOST:PORT or ray://HOST:PORT.",
+            rich_help_panel=_AT_ONCE,
+            show_default="a Ray that is started here",
+        ),
+    ] = None,
 ) -> None:
     """Read circuits out of every checkpoint of a run.
 
@@ -95,36 +119,41 @@ def analyze(
 
         own = {"phases": phases, "circuit": circuit, "causal": causal, "decay": decay}
         asked = {ANALYSES[name].name for name in [*(name for name, on in own.items() if on), *(analysis or ())]}
+    check_fits(executor, {"--address": address})
+    if jobs is not None and executor is None:
+        raise UserError("--jobs needs --executor local or ray")
     chosen = [Run(path) for path in runs] if runs else [newest_run()]
     induction = induction or not (asked or everything)
+    asked |= {"scores"} if induction else set()
+    added = set(ANALYSES) if everything else set(_WITH_SCORES) if induction else set()
     try:
-        _analyze(chosen, asked, induction, everything, steps, sequences)
+        if executor is not None:
+            _at_once(chosen, asked | added, rows_from(executor, jobs=jobs, address=address), steps, sequences)
+        _analyze(chosen, asked, added, everything, steps, sequences)
     except KeyboardInterrupt:
         raise Stopped("stopped; what is done is kept and will be used again") from None
 
 
 def _analyze(
-    runs: "Sequence[Run]", asked: set[str], induction: bool, everything: bool, steps: str | None, sequences: int
+    runs: "Sequence[Run]", asked: set[str], added: set[str], everything: bool, steps: str | None, sequences: int
 ) -> None:
-    """Computes the analyses and prints them in the order of the registry; those shown side by side come last."""
+    """Computes the analyses and prints them in the order of the registry; those shown side by side come last.
+
+    Analyses that are added to those asked for are left out without a word if a run cannot have them.
+    """
     from circuitscope.analysis.checkpoints.runner import analysis_results, saved_steps
     from circuitscope.analysis.checkpoints.steps import choose_steps
-    from circuitscope.analysis.registry import ANALYSES, refusal
+    from circuitscope.analysis.registry import ANALYSES
     from circuitscope.progress import watching
     from circuitscope.viz.registry import words_of
     from circuitscope.viz.words.heading import heading, state
 
-    asked = asked | ({"scores"} if induction else set())
-    added = set(ANALYSES) if everything else set(_WITH_SCORES) if induction else set()
     found = []
     for run in runs:
         _print(heading(run, choose_steps(steps, saved_steps(run)), sequences))
         if ended := state(run):
             _print(f"the run is not finished: {ended}")
-        refused = {name: why for name in ANALYSES if name in asked | added and (why := refusal(name, run))}
-        names = [name for name in ANALYSES if name in asked | added and name not in refused]
-        if not names:
-            raise UserError(f"{run.path}: {next(iter(refused.values()))}")
+        names, refused = _possible(run, asked | added)
         for name, why in refused.items():
             if everything or name in asked:
                 _print(f"{name} is left out: {why}")
@@ -143,6 +172,45 @@ def _analyze(
         if having and words_of(name).side_by_side:
             for said in words_of(name).say(*having):
                 _print(said)
+
+
+def _possible(run: "Run", wanted: set[str]) -> tuple[list[str], dict[str, str]]:
+    """The analyses that a run can have, in the order of the registry, and why it cannot have the others."""
+    from circuitscope.analysis.registry import ANALYSES, refusal
+
+    refused = {name: why for name in ANALYSES if name in wanted and (why := refusal(name, run))}
+    names = [name for name in ANALYSES if name in wanted and name not in refused]
+    if not names:
+        raise UserError(f"{run.path}: {next(iter(refused.values()))}")
+    return names, refused
+
+
+def _at_once(runs: "Sequence[Run]", wanted: set[str], executor: "Executor", steps: str | None, sequences: int) -> None:
+    """Computes the tables of all runs, several at a time; `_analyze` then finds them on disk."""
+    import sys
+    from contextlib import closing
+
+    from circuitscope.analysis.checkpoints.runner import saved_steps
+    from circuitscope.analysis.checkpoints.steps import choose_steps
+    from circuitscope.cli.trials import watching_trials
+    from circuitscope.sweeps.executor import Job
+
+    jobs = {}
+    for run in runs:
+        choose_steps(steps, saved_steps(run))  # refused here, before anything is started
+        job = Job.analysis(run, _possible(run, wanted)[0], steps, sequences)
+        jobs[job.digest] = job
+    failed = []
+    with (
+        watching_trials({digest: Path(digest).name for digest in jobs}, 0, sys.stderr) as watch,
+        closing(executor(list(jobs.values()), watch)) as rows,  # type: ignore[type-var]
+    ):
+        for row in rows:
+            watch.ended(str(row["digest"]), " ".join([row["state"], row.get("message", "")]).strip())
+            if row["state"] == "failed":
+                failed.append(f"{row['digest']}: {row['message']}")
+    if failed:
+        raise RunFailed(f"{len(failed)} of {len(jobs)} runs were not analyzed; {failed[0]}")
 
 
 def _print(said: "Said") -> None:

@@ -1,14 +1,20 @@
 """`circuitscope sweep`: trains the trials of a grid and keeps one table of results."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from circuitscope.cli.executors import WhereTrials, check_fits, rows_from
 from circuitscope.errors import Stopped, UserError
 
 if TYPE_CHECKING:
+    from circuitscope.sweeps.executor import Executor
+    from circuitscope.sweeps.slurm import SlurmExecutor
     from circuitscope.sweeps.sweep import Sweep
+
+_ELSEWHERE = "Other machines"
 
 
 def sweep(
@@ -31,6 +37,53 @@ def sweep(
     ] = None,
     pause: Annotated[bool, typer.Option("--pause", help="Hold the running sweep of this grid still.")] = False,
     go_on: Annotated[bool, typer.Option("--continue", help="Let a sweep that is held still go on.")] = False,
+    executor: Annotated[
+        WhereTrials,
+        typer.Option(
+            help="What runs the trials: processes of this machine, tasks of Ray, or one job array of Slurm.",
+            rich_help_panel=_ELSEWHERE,
+        ),
+    ] = WhereTrials.local,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="A cluster of Ray: auto, HOST:PORT or ray://HOST:PORT.",
+            rich_help_panel=_ELSEWHERE,
+            show_default="a Ray that is started here",
+        ),
+    ] = None,
+    cpus: Annotated[
+        float | None,
+        typer.Option(
+            help="Cores of each trial, for Ray and Slurm.", min=0.01, rich_help_panel=_ELSEWHERE, show_default="1"
+        ),
+    ] = None,
+    gpus: Annotated[
+        float | None,
+        typer.Option(
+            help="GPUs of each trial, for Ray and Slurm; with Ray, four trials with 0.25 share one.",
+            min=0,
+            rich_help_panel=_ELSEWHERE,
+            show_default="0",
+        ),
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            help="Time limit of each trial, as Slurm takes it; a trial that meets it goes on in the queue.",
+            rich_help_panel=_ELSEWHERE,
+            show_default=False,
+        ),
+    ] = None,
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A further option of sbatch, such as --partition=NAME; can be repeated.",
+            metavar="OPTION",
+            rich_help_panel=_ELSEWHERE,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Train every trial of a grid, and keep one table of results.
 
@@ -42,21 +95,38 @@ def sweep(
     A trial is trained once: what stands in results.csv is done, and runs that were stopped or killed go on. A trial
     that diverges or fails is recorded while the rest goes on. Each trial uses one thread. Ctrl-C stops the sweep and
     loses nothing.
+
+    With --executor ray the runs must be on a disk that all nodes see. With --executor slurm the trials are submitted,
+    and a later call collects their rows; --dry-run prints the script.
     """
     from circuitscope.sweeps.sweep import Sweep
 
     if sum([pause, go_on, dry_run, trial is not None]) > 1:
         raise UserError("give one of --pause, --continue, --dry-run and --trial")
+    given = {"--address": address, "--cpus": cpus, "--gpus": gpus, "--minutes": minutes, "--time": time}
+    check_fits(executor, {**given, "--slurm": slurm})
     found = Sweep.open(grid, runs)
     if pause or go_on:
         count = found.hold(still=pause)
         print(f"{found.grid.name}: {count} trial{'s' if count != 1 else ''} {'held still' if pause else 'going on'}")
-    elif dry_run:
-        _list(found)
     elif trial is not None:
         _one(found, trial)
+    elif executor == WhereTrials.slurm:
+        from circuitscope.sweeps.slurm import SlurmExecutor
+
+        whole = {"--cpus": 1 if cpus is None else cpus, "--gpus": gpus or 0}
+        for option, number in whole.items():
+            if number != int(number):
+                raise UserError(f"{option} {number:g}: Slurm gives whole cores and GPUs")
+        array = SlurmExecutor(found, grid, jobs, int(whole["--cpus"]), int(whole["--gpus"]), time, slurm or ())
+        _submit(found, array, dry_run)
+    elif dry_run:
+        _list(found)
     else:
-        _all(found, jobs, minutes)
+        _all(
+            found,
+            rows_from(executor, jobs=jobs, minutes=minutes, pids=found.pids, address=address, cpus=cpus, gpus=gpus),
+        )
 
 
 def _list(found: "Sweep") -> None:
@@ -94,20 +164,42 @@ def _one(found: "Sweep", digest: str) -> None:
         raise typer.Exit(1)
 
 
-def _all(found: "Sweep", jobs: int | None, minutes: float | None) -> None:
+def _submit(found: "Sweep", array: "SlurmExecutor", dry_run: bool) -> None:
+    """Submits the trials that are missing as one job array, or prints its script."""
+    import sys
+
+    from circuitscope.cli.trials import TrialLines
+    from circuitscope.sweeps.executor import Job
+
+    found.collect()
+    every, left = len(found.grid.trials), found.missing
+    if dry_run and left:
+        print(array.script([Job.of(trial, found.grid, found.runs) for trial in left]), end="")
+        return
+    if not dry_run:
+        list(found.go(array, TrialLines({}, 0, sys.stdout)))
+    if array.submitted is None:
+        print(f"{found.grid.name}: {every} of {every} trials done; {found.results.path}")
+        return
+    print(f"{found.grid.name}: {every} trials, {every - len(left)} done before; script in {array.path}")
+    print(f"submitted {len(left)} as job {array.submitted}; follow them with: squeue -j {array.submitted}")
+    again = f"circuitscope sweep {shlex.quote(str(array.grid))} --runs {shlex.quote(str(found.runs.parent))}"
+    print(f"when they have ended, collect their rows with: {again} --minutes 0")
+
+
+def _all(found: "Sweep", executor: "Executor") -> None:
     import sys
 
     from circuitscope.cli.trials import watching_trials
-    from circuitscope.sweeps.local import LocalExecutor
 
     collected = found.collect()
     missing, every = len(found.missing), len(found.grid.trials)
     also = f", {collected} of them from runs that had ended" if collected else ""
     print(f"{found.grid.name}: {every} trials, {every - missing} done before{also}; runs in {found.runs}", flush=True)
-    executor = LocalExecutor(jobs, minutes, found.pids)
     ended: list[dict[str, Any]] = []
     stopped = False
-    with watching_trials(found.grid, every - missing, sys.stdout) as watch:
+    labels = {trial.digest: trial.label for trial in found.grid.trials}
+    with watching_trials(labels, every - missing, sys.stdout) as watch:
         try:
             for row in found.go(executor, watch):
                 ended.append(row)

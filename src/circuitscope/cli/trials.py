@@ -1,19 +1,25 @@
-"""What a person sees while a sweep runs: a live table of trials on a terminal, one line per trial elsewhere."""
+"""What a person sees while jobs run: a live table of trials on a terminal, one line per trial elsewhere."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from circuitscope.errors import escaped
 from circuitscope.sweeps.executor import Moved
-from circuitscope.sweeps.grid import Grid
 
 
 class TrialLines:
-    """One line when a trial starts and one when it ends."""
+    """One line when a trial starts and one when it ends.
 
-    def __init__(self, grid: Grid, done: int):
-        self.grid, self.done = grid, done
-        self.labels = {trial.digest: escaped(trial.label) for trial in grid.trials}
+    Args:
+        labels: what each trial, or each run that is analyzed, is called.
+        done: how many were done before.
+        stream: where the lines go.
+    """
+
+    def __init__(self, labels: Mapping[str, str], done: int, stream: Any):
+        self.labels, self.done = {digest: escaped(label) for digest, label in labels.items()}, done
+        self.stream = stream
 
     def __enter__(self) -> "TrialLines":
         return self
@@ -29,23 +35,23 @@ class TrialLines:
 
     def ended(self, digest: str, outcome: str) -> None:
         self.done += 1
-        self.show(f"{self.done}/{len(self.grid.trials)} {self.labels[digest]}: {outcome}")
+        self.show(f"{self.done}/{len(self.labels)} {self.labels[digest]}: {outcome}")
 
     def show(self, line: str) -> None:
-        print(line, flush=True)
+        print(line, file=self.stream, flush=True)
 
 
 class TrialTable(TrialLines):
     """The trials that run now as a live table; those that ended scroll by above it."""
 
-    def __init__(self, grid: Grid, done: int):
+    def __init__(self, labels: Mapping[str, str], done: int, stream: Any):
         from rich.console import Console
         from rich.live import Live
 
-        super().__init__(grid, done)
+        super().__init__(labels, done, stream)
         self.now: dict[str, Moved | None] = {}
         self.began: dict[str, tuple[float, int]] = {}
-        self.console = Console(markup=False, highlight=False)
+        self.console = Console(file=stream, markup=False, highlight=False)
         self.live = Live(console=self.console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> "TrialTable":
@@ -90,6 +96,6 @@ class TrialTable(TrialLines):
         return f"{news.step}/{news.steps}", loss, news.metric, left
 
 
-def watching_trials(grid: Grid, done: int, stream: Any) -> TrialLines:
+def watching_trials(labels: Mapping[str, str], done: int, stream: Any) -> TrialLines:
     """A live table if the output is a terminal, lines otherwise."""
-    return TrialTable(grid, done) if stream.isatty() else TrialLines(grid, done)
+    return TrialTable(labels, done, stream) if stream.isatty() else TrialLines(labels, done, stream)

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from circuitscope.arguments import explained
 from circuitscope.config import RunConfig
-from circuitscope.errors import UserError, shown, unknown
+from circuitscope.errors import Busy, UserError, shown, unknown
 from circuitscope.runs.checkpoints import Checkpoints, Tensors
 from circuitscope.runs.damage import DamagedFile, check_regular, warn_once
 from circuitscope.runs.metrics import last_step, read_metrics
@@ -195,7 +195,7 @@ class Run:
         try:
             lock.acquire()
         except Timeout:
-            raise UserError(f"{self.path} is being written by process {self.status.get('pid', 'unknown')}") from None
+            raise Busy(f"{self.path} is being written by process {self.status.get('pid', 'unknown')}") from None
         except OSError as error:
             raise UserError(f"cannot write to {self.path}: {error.strerror}") from None
         return lock

@@ -35,9 +35,9 @@ class Cells:
         column: the column of the table that `value` holds.
         trials: a row for every trial of the grid, done or not: panel, line and seed as text; x; state, empty if the
             trial is not done; `validation`, by which a rate is chosen, and `value`; the step of the circuit that is
-            missing (none, binding, recall, binding and recall; empty if not measured); the level of answering with any
-            value of the context; the steps that the trial should make, and those that it made. A number that is not
-            known is nan. The metric of a diverged trial is 0: it counts as failing.
+            missing (none, binding, recall, binding and recall, match, values; empty if not measured); the level of
+            answering with any value of the context; the steps that the trial should make, and those that it made. A
+            number that is not known is nan. The metric of a diverged trial is 0: it counts as failing.
     """
 
     x: str
@@ -162,4 +162,5 @@ def _number(row: Row, column: str, zero: Sequence[str]) -> float:
 def _missing(row: Row) -> str:
     if row.get("circuit") not in ("found", "not found"):
         return ""
-    return str(row.get("missing") or _FORMED)
+    missing = str(row.get("missing") or _FORMED)
+    return "values" if missing.startswith("values") else missing  # without values, the other steps are missing too

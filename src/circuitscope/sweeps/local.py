@@ -16,15 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from circuitscope.errors import RunFailed
-from circuitscope.sweeps.executor import Job, Moved, Watch, failed
+from circuitscope.sweeps.executor import ONE_THREAD, PATIENCE, TRIES, Job, Moved, Watch, failed
 from circuitscope.sweeps.results import Row
 
 News = queue.Queue[tuple["_Worker", dict[str, Any] | None]]
 """What workers say, each with the worker that said it; None at its end."""
-
-_TRIES = 3  # how often a job is given to a worker that dies
-_PATIENCE = 30.0  # seconds that a worker has to save its run after a signal
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 def cores() -> int:
@@ -90,11 +86,11 @@ class LocalExecutor:
         if job is None:
             return
         tries[job.digest] += 1
-        if tries[job.digest] < _TRIES:
+        if tries[job.digest] < TRIES:
             waiting.appendleft(job)
             return
         why = f"signal {-code}" if code < 0 else f"exit code {code}"
-        yield failed(job, f"its process died {_TRIES} times, the last time with {why}{worker.last_words}")
+        yield failed(job, f"its process died {TRIES} times, the last time with {why}{worker.last_words}")
 
     def _note(self, team: "list[_Worker]") -> None:
         if self.pids is not None:
@@ -115,7 +111,7 @@ class _Worker:
             text=True,
             encoding="utf-8",
             errors="replace",
-            env={**os.environ, **_ONE_THREAD},
+            env={**os.environ, **ONE_THREAD},
             start_new_session=True,  # Ctrl-C reaches the sweep alone, which then stops its workers
         )
         threading.Thread(target=self._listen, args=(news,), daemon=True).start()
@@ -166,7 +162,7 @@ def _stop(team: Sequence[_Worker]) -> None:
             worker.process.send_signal(signal.SIGCONT)  # it may be held still
         else:
             worker.process.kill()
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + PATIENCE
     for worker in team:
         try:
             worker.process.wait(timeout=max(0.1, until - time.monotonic()))

@@ -14,6 +14,7 @@ import threading
 from dataclasses import asdict
 from typing import IO, Any
 
+from circuitscope.errors import Stopped
 from circuitscope.sweeps.executor import Job, Telling, run_job
 
 
@@ -22,14 +23,12 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints does not come between
     jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
     threading.Thread(target=_read, args=(jobs,), daemon=True).start()
-    from circuitscope.training.trainer import Interrupted
-
     while (data := jobs.get()) is not None:
         job = Job(**data)
         with Telling(job, lambda moved: _tell(news, "moved", asdict(moved))) as progress:
             try:
                 row = run_job(job, progress)
-            except Interrupted as stop:
+            except Stopped as stop:
                 _tell(news, "stopped", str(stop))
                 return
         _tell(news, "row", row)

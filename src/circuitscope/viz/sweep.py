@@ -25,7 +25,9 @@ MISSING = {
     "none": ("both steps formed", "#DDDDDD"),
     "recall": ("recall missing", "#DDCC77"),
     "binding": ("binding missing", "#AA4499"),
+    "match": ("the match missing, place unknown", "#88CCEE"),
     "binding and recall": ("both missing", "#332288"),
+    "values": ("not even values found", "#222222"),
 }
 _SIDE_BY_SIDE = 3  # panels, at most
 _TITLE = 34  # letters in a line of a panel's title

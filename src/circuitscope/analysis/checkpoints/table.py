@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
-from circuitscope.errors import UserError, unknown
+from circuitscope.errors import Busy, UserError, unknown
 from circuitscope.runs.store import write_whole
 
 _KEY = b"circuitscope"
@@ -59,9 +59,7 @@ class Table:
             self._lock = FileLock(self.path.with_name(f".{self.path.stem}.lock"), timeout=0)
             self._lock.acquire()
         except Timeout:
-            raise UserError(
-                f"{self.path} is being written by another analysis of this run; wait until it is done"
-            ) from None
+            raise Busy(f"{self.path} is being written by another analysis of this run; wait until it is done") from None
         except OSError as error:
             raise UserError(f"cannot write to {self.path.parent}: {error.strerror}") from None
         try:
