@@ -1,7 +1,7 @@
 """The training loop: it steps, logs, evaluates and saves, and a stopped run resumes to the same bits.
 
 A step depends only on the config, the step number, the weights and the moments of AdamW: the step number
-determines the batch and the learning rate, and there is no other state.
+determines the batch, the learning rate and what dropout drops, and there is no other state.
 """
 
 import math
@@ -28,7 +28,8 @@ from circuitscope.runs.damage import DamagedFile
 from circuitscope.runs.metrics import MetricsLog, read_metrics
 from circuitscope.runs.run import Run, RunState, create_run
 from circuitscope.tasks import Batch, Split
-from circuitscope.training.device import autocast, choose_device, set_up
+from circuitscope.tasks.streams import stream_key
+from circuitscope.training.device import autocast, choose_device, seeded, set_up
 from circuitscope.training.feasible import check_feasible
 from circuitscope.training.optimizer import make_optimizer, moments_of, restore_moments
 from circuitscope.training.schedule import learning_rate, saves_checkpoint, saves_resume_point
@@ -191,7 +192,8 @@ class Trainer:
         batch = self._batch(self.step, "train", cfg.batch_size)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, cfg) * group["factor"]
-        with autocast(self.device, cfg.precision):
+        drawn = stream_key("dropout", cfg.seed, self.step)
+        with autocast(self.device, cfg.precision), seeded(self.device, drawn):
             loss, metric = self.task.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), cfg.clip or math.inf)
