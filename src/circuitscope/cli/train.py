@@ -345,5 +345,7 @@ def _summary(run: Any) -> None:
     if task.metric == "accuracy" and len(reached := held_out[held_out.accuracy >= 0.99]):
         when = f", 99% first at step {int(reached.iloc[0].step)}"
     print(f"validation {' '.join(task.shown(last[task.metric]).split())} at step {int(last.step)}{when}")
+    if run.status.get("looks"):
+        print(escaped(run.status.get("message", "")))
     print(f"trained in {last.get('seconds', 0):.0f} s, {len(run.steps)} checkpoints")
     print(f"run: {escaped(run.path)}")

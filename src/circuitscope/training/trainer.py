@@ -30,6 +30,7 @@ from circuitscope.runs.run import Run, RunState, create_run
 from circuitscope.tasks import Batch, Split
 from circuitscope.tasks.streams import stream_key
 from circuitscope.training.device import autocast, choose_device, seeded, set_up
+from circuitscope.training.diagnosis import diagnose
 from circuitscope.training.feasible import check_feasible
 from circuitscope.training.optimizer import make_optimizer, moments_of, restore_moments
 from circuitscope.training.schedule import learning_rate, saves_checkpoint, saves_resume_point
@@ -134,7 +135,8 @@ class Trainer:
             self.progress.start("", cfg.steps, self.step)
             with closing(log), Trackers(self.config, self.run) as trackers:
                 self._loop(log, trackers)
-        self.run.write_status("finished", self.step)
+        found = diagnose(read_metrics(self.run.path, self.task.metric), self.config)
+        self.run.write_status("finished", self.step, *((found.sentence, found.kind) if found else ()))
 
     def _loop(self, log: MetricsLog, trackers: Trackers) -> None:
         cfg = self.config.train
