@@ -12,7 +12,7 @@ from circuitscope.models.config import ModelConfig
 from circuitscope.models.presets import PRESETS
 from circuitscope.sweeps.grid import make_grid
 from circuitscope.tasks.mqar import MQAR
-from tests.tiny_run import tiny
+from tiny_run import tiny
 
 
 @pytest.fixture
@@ -168,7 +168,8 @@ def test_a_recipe_for_a_file_that_gives_everything_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("length", "pairs", "batch", "epoch"), [(64, 4, 512, 196), (128, 8, 512, 196), (256, 16, 256, 391), (512, 64, 128, 782)]
+    ("length", "pairs", "batch", "epoch"),
+    [(64, 4, 512, 196), (128, 8, 512, 196), (256, 16, 256, 391), (512, 64, 128, 782)],
 )
 def test_the_paper_trains_fifty_epochs_in_batches_that_shrink_with_the_length(length, pairs, batch, epoch):
     config = RunConfig.build("mamba", recipe="paper", length=length, pairs=pairs)

@@ -139,3 +139,10 @@ def test_a_pattern_that_matches_nothing_is_refused_before_there_is_a_run(tmp_pat
     with pytest.raises(UserError, match=r"no parameter matches '\*\.A_log'"):
         train(config, root=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_decay_on_all_spares_nothing():
+    model = cs.model("mamba", n_layers=1, d_model=16)
+    (group,) = make_optimizer(model, TrainConfig(weight_decay=0.5, decay_on="all")).param_groups
+    assert group["weight_decay"] == 0.5
+    assert {id(p) for p in group["params"]} == {id(p) for p in model.parameters()}

@@ -31,7 +31,9 @@ def runs(
         sweeps = sweeps_in(root)
         also = f"; sweeps: {', '.join(sweeps)} (see --sweep NAME)" if sweeps else "; make one with: circuitscope train"
         raise UserError(f"no runs in {root if sweep is None else root / sweep}{also if sweep is None else ''}")
-    print_table(["run", "model", "task", "state", "step", "validation", "looks like", "when"], [_row(run) for run in found])
+    print_table(
+        ["run", "model", "task", "state", "step", "validation", "looks like", "when"], [_row(run) for run in found]
+    )
     if sweep is None and (sweeps := sweeps_in(root)):
         print(f"sweeps: {', '.join(sweeps)}; --sweep NAME lists the trials of one")
 

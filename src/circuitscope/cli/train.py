@@ -88,7 +88,8 @@ def train(
         int | None, typer.Option(help="Examples per step.", rich_help_panel=_OPTIMIZE, show_default="64")
     ] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Peak learning rate.", rich_help_panel=_OPTIMIZE, show_default="0.001 for attention")
+        float | None,
+        typer.Option(help="Peak learning rate.", rich_help_panel=_OPTIMIZE, show_default="0.001 for attention"),
     ] = None,
     weight_decay: Annotated[
         float | None,

@@ -1,8 +1,8 @@
 """What a run that ended badly looks like, and the one or two settings to try.
 
 It is found from the rows of metrics.jsonl, the task's level of answering with any value of the context (1/k), and the
-config. Nothing is said of a run that solved its task or reached its `early_stop`, of a task whose metric is no accuracy,
-or of a single evaluation.
+config. Nothing is said of a run that solved its task or reached its `early_stop`, of a task whose metric is not an
+accuracy, or of a single evaluation.
 """
 
 import math
@@ -100,8 +100,8 @@ def _still_rising(held: Sequence[Row], config: RunConfig) -> Diagnosis | None:
     if rise >= max(_RISE, 3 * math.hypot(_error(last), _error(before))):
         return Diagnosis(
             "still rising",
-            f"still rising: accuracy went from {before['accuracy']:.1%} to {last['accuracy']:.1%} in the last quarter of"
-            f" the run; {more}",
+            f"still rising: accuracy went from {before['accuracy']:.1%} to {last['accuracy']:.1%} in the last quarter"
+            f" of the run; {more}",
         )
     level = config.task.chance
     shows_nothing = last["accuracy"] < _NEAR[0] * (1.0 if level is None else level)

@@ -22,9 +22,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     factors = lr_factors(model, config)
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        exempt = config.decay_on == "matrices" and (
-            parameter.ndim < 2 or getattr(parameter, "no_weight_decay", False)
-        )
+        exempt = config.decay_on == "matrices" and (parameter.ndim < 2 or getattr(parameter, "no_weight_decay", False))
         groups.setdefault((exempt, factors[name]), []).append(parameter)
     device = next(model.parameters()).device
     return torch.optim.AdamW(
