@@ -305,9 +305,7 @@ def _run(
     from circuitscope import api  # after the config is known to be good: this brings TransformerLens, seconds of it
     from circuitscope.progress import watching
 
-    progress = watching(sys.stdout, stays=True)
-    if recipe:
-        progress.say(recipe)
+    progress = watching(sys.stdout, stays=True, heading=recipe)
     if resumed is not None:
         run = api.resume(resumed, progress=progress)
     else:
