@@ -507,7 +507,7 @@ def test_a_bad_value_is_refused_before_transformer_lens_loads():
     assert "model.d_model" in done.stderr
 
 
-TINY_FLAGS = "--length 8 --pairs 2 --vocab-size 16 --d-model 8 --batch-size 8 --threads 1".split()
+TINY_FLAGS = ("--length", 8, "--pairs", 2, "--vocab-size", 16, "--d-model", 8, "--batch-size", 8, "--threads", 1)
 
 
 def test_a_run_says_its_recipe_first_and_what_a_bad_end_looks_like_last(circuitscope):
