@@ -511,10 +511,10 @@ TINY_FLAGS = ("--length", 8, "--pairs", 2, "--vocab-size", 16, "--d-model", 8, "
 
 
 def test_a_run_says_its_recipe_first_and_what_a_bad_end_looks_like_last(circuitscope):
-    result = circuitscope("train", "--model", "rwkv", "--steps", "20", "--lr", "1e-9", *TINY_FLAGS, "--name", "bad")
+    result = circuitscope("train", "--model", "attention_conv_k", "--steps", "20", "--lr", "1e-9", *TINY_FLAGS, "--name", "bad")
     lines = plain(result.out).splitlines()
     assert result.code == 0
-    assert lines[0] == "recipe: mamba, untuned for this model"
+    assert lines[0] == "recipe: attention, untuned for this model"
     assert any(line.startswith("at chance: accuracy ") and "try --lr" in line for line in lines[-4:])
     listed = plain(circuitscope("runs").out).splitlines()
     assert "looks like" in listed[0]
