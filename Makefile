@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 TESTABLE := .venv/.testable
 PIP := $(BIN)/python -m pip install --quiet -c constraints.txt
 
-.PHONY: install demo chromium test test-fast lint types reference bench soak fuzz clean
+.PHONY: install demo chromium test test-fast lint types reference reached bench soak fuzz clean
 
 install: $(INSTALLED)
 
@@ -41,6 +41,10 @@ types: $(TESTABLE)
 reference: $(INSTALLED)
 	$(BIN)/python -m circuitscope.config.fields > docs/config.md.new
 	mv docs/config.md.new docs/config.md
+
+# What `circuitscope models` says that each preset reaches is made from studies/recipes; a test says so when it is stale.
+reached: $(INSTALLED)
+	$(BIN)/python studies/recipes/reached.py
 
 # The report is tested in a real browser.
 chromium:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from circuitscope.cli import main as program
 from circuitscope.config import RunConfig
-from circuitscope.config.fields import find, markdown, parts
+from circuitscope.config.fields import find, markdown, parts, recipe_parts
 from circuitscope.errors import UserError
 from circuitscope.section import DefaultBy, Section, Unit
 from circuitscope.tasks import MQAR, TASKS, register
@@ -37,7 +37,9 @@ def printed(monkeypatch, capsys):
 
 
 def test_the_page_is_what_the_code_says():
-    assert PAGE.read_text() == markdown(parts(own=True)), "docs/config.md is stale; write it again with: make reference"
+    assert PAGE.read_text() == markdown([*parts(own=True), *recipe_parts()]), (
+        "docs/config.md is stale; write it again with: make reference"
+    )
 
 
 def test_every_field_says_what_it_means():
@@ -69,7 +71,11 @@ def test_a_default_that_depends_on_something_says_on_what():
     found = {name for name in plain if plain[name] != other[name]} - {"mixers"}
     assert found == {"n_layers", "positions", "init", "rescale_residual", "vocab_size", "max_length", "state_mixer"}
     (model,) = find("model")
-    says = {row.field for row in model.fields if row.default != str(plain[row.field]).lower()} - {"mixers", "norm_eps"}
+    says = {row.field for row in model.fields if row.default != str(plain[row.field]).lower()} - {
+        "mixers",
+        "norm_eps",
+        "embed_dropout",
+    }
     assert says == found - {"state_mixer"}  # the preset gives it
 
 

@@ -70,7 +70,8 @@ class Silent:
 class _Counts(Silent):
     """Keeps count: of steps if the work says how many were done before, otherwise of the calls of `advance`."""
 
-    def __init__(self) -> None:
+    def __init__(self, heading: str = "") -> None:
+        self.heading = heading
         self.what, self.total, self.first, self.done = "", 0, 0, 0
         self.by_steps, self.began = False, time.monotonic()
 
@@ -78,6 +79,8 @@ class _Counts(Silent):
         self.what, self.total, self.by_steps = what, total, done is not None
         self.first = self.done = done or 0
         self.began = time.monotonic()
+        if self.heading:
+            self.say(self.heading)
 
     def count(self, step: int) -> None:
         self.done = step if self.by_steps else self.done + 1
@@ -93,10 +96,14 @@ class _Counts(Silent):
 
 
 class Lines(_Counts):
-    """Prints a line at each evaluation, and another one whenever nothing was printed for some seconds."""
+    """Prints a line at each evaluation, and another one whenever nothing was printed for some seconds.
 
-    def __init__(self, stream: Stream | None = None, seconds: float = _SECONDS):
-        super().__init__()
+    Args:
+        heading: a line to print once the work begins.
+    """
+
+    def __init__(self, stream: Stream | None = None, seconds: float = _SECONDS, heading: str = ""):
+        super().__init__(heading)
         self.stream, self.seconds, self.told = stream, seconds, time.monotonic()
 
     def start(self, what: str, total: int, done: int | None = None) -> None:
@@ -140,14 +147,15 @@ class Bar(_Counts):
 
     Args:
         stays: whether the bar stays on the screen at the end.
+        heading: a line to print once the work begins.
     """
 
-    def __init__(self, stream: Stream | None = None, stays: bool = True):
+    def __init__(self, stream: Stream | None = None, stays: bool = True, heading: str = ""):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
-        super().__init__()
+        super().__init__(heading)
         self.bar = RichProgress(
             TextColumn("{task.description}"),
             MofNCompleteColumn(),
@@ -191,7 +199,7 @@ def _checkpoints(saved: int | None) -> str:
     return "" if saved is None else f"  {saved} checkpoint{'s' if saved != 1 else ''}"
 
 
-def watching(stream: Stream | None = None, stays: bool = False) -> Progress:
+def watching(stream: Stream | None = None, stays: bool = False, heading: str = "") -> Progress:
     """A bar if the stream (by default stderr) is a terminal; lines if it is a file or a pipe."""
     stream = stream or sys.stderr
-    return Bar(stream, stays) if stream.isatty() else Lines(stream)
+    return Bar(stream, stays, heading) if stream.isatty() else Lines(stream, heading=heading)

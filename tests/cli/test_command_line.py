@@ -141,6 +141,8 @@ FLAGS = {
     "--keep-resume 2": ("train.keep_resume", 2),
     "--tensorboard": ("train.tensorboard", True),
     "--wandb project": ("train.wandb", "project"),
+    "--recipe paper": ("train.seed", 42),
+    "--recipe zoology --layers 1": ("model.state_mixer", "none"),
     "--set model.d_model=128": ("model.d_model", 128),
     "--set model.mixers.1.n_heads=2 --mixers attention,attention": ("model.mixers.1.n_heads", 2),
     "--set task.filler=random": ("task.filler", "random"),
@@ -503,3 +505,33 @@ def test_a_bad_value_is_refused_before_transformer_lens_loads():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["2", "False", "False"]
     assert "model.d_model" in done.stderr
+
+
+TINY_FLAGS = ("--length", 8, "--pairs", 2, "--vocab-size", 16, "--d-model", 8, "--batch-size", 8, "--threads", 1)
+
+
+def test_a_run_says_its_recipe_first_and_what_a_bad_end_looks_like_last(circuitscope):
+    result = circuitscope(
+        "train", "--model", "attention_conv_k", "--steps", "20", "--lr", "1e-9", *TINY_FLAGS, "--name", "bad"
+    )
+    lines = plain(result.out).splitlines()
+    assert result.code == 0
+    assert lines[0] == "recipe: attention, untuned for this model"
+    assert any(line.startswith("at chance: accuracy ") and "try --lr" in line for line in lines[-4:])
+    listed = plain(circuitscope("runs").out).splitlines()
+    assert "looks like" in listed[0]
+    assert "at chance" in listed[1]
+    repeated = plain(circuitscope("train", "runs/bad/config.yaml", "--steps", "2").out).splitlines()
+    assert not repeated[0].startswith("recipe")  # the file says everything
+
+
+def test_fields_show_recipes_and_where_a_default_comes_from(circuitscope):
+    assert "train.batch_size" in circuitscope("train", "--fields", "recipe.paper").out
+    assert "recipe.zoology:" in circuitscope("train", "--fields", "recipe").out
+    assert "default: 0.001, or the recipe's" in circuitscope("train", "--fields", "lr").out
+
+
+def test_a_recipe_that_does_not_exist_is_one_line(circuitscope):
+    result = circuitscope("train", "--recipe", "zology")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "did you mean 'zoology'?" in result.err

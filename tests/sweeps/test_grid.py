@@ -120,3 +120,16 @@ def test_the_grids_of_the_documentation_are_grids():
     found = [make_grid("g", yaml.safe_load(text)) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
     assert [len(one.trials) for one in found] == [24, 3]
     check_measures(found[1].measure)
+
+
+def test_the_trials_of_a_committed_study_keep_their_digests_whatever_recipes_say(monkeypatch):
+    """Its table has rows that count as done; another digest would train them again."""
+    from circuitscope.config.recipes import RECIPES, Recipe
+    from circuitscope.sweeps.results import ResultsTable
+
+    for name in list(RECIPES):
+        monkeypatch.setitem(RECIPES, name, Recipe("made up", {"train.beta2": 0.5, "model.embed_std": 0.5}))
+    study = Path(__file__).parents[2] / "studies/one_layer_attention"
+    rows = ResultsTable(study).rows
+    assert len(rows) > 5
+    assert rows.keys() <= {trial.digest for trial in read_grid(study).trials}

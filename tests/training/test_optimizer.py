@@ -171,3 +171,10 @@ def test_norms_by_group_are_those_of_the_gradients_put_together():
     assert norms["ssm.A_log"] == pytest.approx(whole.norm().item(), rel=1e-5)
     total = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf")).item()
     assert sum(n**2 for n in norms.values()) == pytest.approx(total**2, rel=1e-5)
+
+
+def test_decay_on_all_spares_nothing():
+    model = cs.model("mamba", n_layers=1, d_model=16)
+    (group,) = make_optimizer(model, TrainConfig(weight_decay=0.5, decay_on="all")).param_groups
+    assert group["weight_decay"] == 0.5
+    assert {id(p) for p in group["params"]} == {id(p) for p in model.parameters()}

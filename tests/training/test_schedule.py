@@ -108,3 +108,25 @@ def test_a_warmup_in_steps_does_not_depend_on_the_budget():
     assert rates[0] == rates[1]
     assert rates[0][:10] == [(step + 1) / 10 for step in range(10)]
     assert set(rates[0][10:]) == {1.0}
+
+
+def test_a_rate_that_falls_once_per_epoch_is_that_of_torchs_cosine_stepped_after_each_epoch():
+    import torch
+
+    config = TrainConfig(steps=40, lr=0.5, warmup=0, schedule="cosine", schedule_every=5)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=8, eta_min=0.0)
+    for epoch in range(8):
+        for step in range(5 * epoch, 5 * epoch + 5):
+            assert learning_rate(step, config) == pytest.approx(cosine.get_last_lr()[0])
+        optimizer.step()
+        cosine.step()
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_a_rate_that_changes_every_step_is_to_the_bit_what_it_was_before_there_was_a_choice(schedule):
+    config = TrainConfig(steps=70, lr=1e-3, warmup=0.1, schedule=schedule)
+    for step in range(7, 70):
+        progress = (step - 7) / 63
+        before = {"constant": 1e-3, "linear": 1e-3 * (1 - progress)}
+        assert learning_rate(step, config) == before.get(schedule, 1e-3 * 0.5 * (1 + math.cos(math.pi * progress)))

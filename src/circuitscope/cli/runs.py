@@ -15,7 +15,10 @@ def runs(
         typer.Option("--runs", help="Folder that holds the runs.", show_default="$CIRCUITSCOPE_RUNS or runs"),
     ] = None,
 ) -> None:
-    """List the runs: state, steps, validation metric, and when they were started. The newest comes last."""
+    """List the runs: state, steps, validation metric, what a bad end looks like, and when they were started.
+
+    The newest comes last.
+    """
     from circuitscope.cli.table import print_table
     from circuitscope.errors import UserError, unknown
     from circuitscope.runs.run import runs_in, runs_root
@@ -28,7 +31,9 @@ def runs(
         sweeps = sweeps_in(root)
         also = f"; sweeps: {', '.join(sweeps)} (see --sweep NAME)" if sweeps else "; make one with: circuitscope train"
         raise UserError(f"no runs in {root if sweep is None else root / sweep}{also if sweep is None else ''}")
-    print_table(["run", "model", "task", "state", "step", "validation", "when"], [_row(run) for run in found])
+    print_table(
+        ["run", "model", "task", "state", "step", "validation", "looks like", "when"], [_row(run) for run in found]
+    )
     if sweep is None and (sweeps := sweeps_in(root)):
         print(f"sweeps: {', '.join(sweeps)}; --sweep NAME lists the trials of one")
 
@@ -48,7 +53,7 @@ def _row(run: Any) -> list[str]:
     try:
         config = run.config
     except UserError as error:
-        return [run.name, f"unreadable: {error}", "", "", "", "", ""]
+        return [run.name, f"unreadable: {error}", "", "", "", "", "", ""]
     status, rows = run.status, run.metrics
     held = rows[rows.split == "validation"] if len(rows) else rows
     shown = " ".join(config.task.shown(held[config.task.metric].iloc[-1]).split()) if len(held) else ""
@@ -62,5 +67,6 @@ def _row(run: Any) -> list[str]:
         str(status.get("state", "unknown")),
         f"{step}/{config.train.steps}",
         shown,
+        str(status.get("looks", "")),
         when,
     ]

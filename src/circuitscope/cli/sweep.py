@@ -237,7 +237,8 @@ def _summarize(found: "Sweep") -> None:
     for row in choices(cells).itertuples():
         window: Any = wide.get((row.panel, row.line))
         decades = "" if window is None else ("at least " if window.at_least else "") + _interval(window, ".2f")
-        rows.append([row.line, row.panel, f"{row.rate:.3g}", _interval(row, ".3f"), str(row.seeds), decades])
+        cell = (str(row.line), str(row.panel))
+        rows.append([*cell, f"{row.rate:.3g}", _interval(row, ".3f"), str(row.seeds), decades])
     columns = ["", "", "rate chosen on validation", cells.value_words, "seeds", f"decades of rate ≥ {THRESHOLD:g}"]
     print_table(columns, rows)
 

@@ -72,28 +72,41 @@ def train(
             show_default="20000 for mqar",
         ),
     ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="What is not given: auto (the model's own settings), plain (the fields' defaults), paper, zoology or a"
+            " model's name; `circuitscope train --fields recipe` shows them.",
+            rich_help_panel=_OPTIMIZE,
+            show_default="auto",
+        ),
+    ] = None,
     steps: Annotated[
-        int | None, typer.Option(help="Optimizer steps.", rich_help_panel=_OPTIMIZE, show_default="1500")
+        int | None, typer.Option(help="Optimizer steps.", rich_help_panel=_OPTIMIZE, show_default="1500 for attention")
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Examples per step.", rich_help_panel=_OPTIMIZE, show_default="64")
     ] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Peak learning rate.", rich_help_panel=_OPTIMIZE, show_default="0.001")
+        float | None,
+        typer.Option(help="Peak learning rate.", rich_help_panel=_OPTIMIZE, show_default="0.001 for attention"),
     ] = None,
     weight_decay: Annotated[
-        float | None, typer.Option(help="AdamW's decay of matrices.", rich_help_panel=_OPTIMIZE, show_default="1.0")
+        float | None,
+        typer.Option(help="AdamW's decay of matrices.", rich_help_panel=_OPTIMIZE, show_default="1.0 for attention"),
     ] = None,
     warmup: Annotated[
         float | None,
-        typer.Option(help="Share of the steps with a rising rate.", rich_help_panel=_OPTIMIZE, show_default="0.1"),
+        typer.Option(
+            help="Share of the steps with a rising rate.", rich_help_panel=_OPTIMIZE, show_default="0.1 for attention"
+        ),
     ] = None,
     schedule: Annotated[
         str | None,
         typer.Option(
             help="Rate after the warmup: constant, linear or cosine.",
             rich_help_panel=_OPTIMIZE,
-            show_default="constant",
+            show_default="constant for attention",
         ),
     ] = None,
     clip: Annotated[
@@ -205,6 +218,7 @@ def train(
     own GPU or on CPU threads of its own; docs/training.md says how.
     """
     flags = {
+        "recipe": recipe,
         "model.preset": model,
         "model.mixers": mixers,
         "model.n_layers": layers,
@@ -250,9 +264,9 @@ def train(
 def _print_fields(word: str) -> None:
     """The fields that a word stands for, or all of them: a table for each section, narrow enough for any terminal."""
     from circuitscope.cli.table import print_table
-    from circuitscope.config.fields import find, parts
+    from circuitscope.config.fields import find, parts, recipe_parts
 
-    for number, part in enumerate(find(word) if word else parts()):
+    for number, part in enumerate(find(word) if word else [*parts(), *recipe_parts()]):
         print("\n" * bool(number) + f"{part.name}: {part.about}\nset by: circuitscope train {part.usage}")
         if part.fields:
             lines = [
@@ -260,7 +274,8 @@ def _print_fields(word: str) -> None:
                 for row in part.fields
                 for first, line in zip((True, False), row.in_words().split("\n"), strict=False)
             ]
-            print_table(("field", "meaning, type, unit, default"), lines)
+            recipe = part.name.startswith("recipe.")
+            print_table(("field", "value" if recipe else "meaning, type, unit, default"), lines)
         else:
             print("no options")
 
@@ -281,20 +296,20 @@ def _run(
             "--resume continues a run as it was configured and takes no other option;"
             " to change something start a new run"
         )
-    config = None if resumed is not None else _config(path, given, assign)
+    config, recipe = (None, "") if resumed is not None else _config(path, given, assign)
     if dry_run and config is not None:
         from circuitscope.runs.run import check_free
         from circuitscope.training.feasible import check_feasible
 
         check_free(name, root)
         check_feasible(config)
-        print(config.dump(), end="")
+        print(f"# {recipe}\n" * bool(recipe) + config.dump(), end="")
         return
     from circuitscope import api  # after the config is known to be good: this brings TransformerLens, seconds of it
     from circuitscope.progress import watching
     from circuitscope.training.ranks import leads
 
-    progress = watching(sys.stdout, stays=True)
+    progress = watching(sys.stdout, stays=True, heading=recipe)
     if resumed is not None:
         run = api.resume(resumed, progress=progress)
     else:
@@ -303,9 +318,9 @@ def _run(
         _summary(run)
 
 
-def _config(path: Path | None, given: dict[str, Any], assign: list[str]) -> "RunConfig":
-    """The config that a file and flags make, checked."""
-    from circuitscope.config import RunConfig, override, parse_assignments
+def _config(path: Path | None, given: dict[str, Any], assign: list[str]) -> tuple["RunConfig", str]:
+    """The config that a file and flags make, checked, and the recipe that it took, in a few words."""
+    from circuitscope.config import RunConfig, override, parse_assignments, read_yaml, recipes
     from circuitscope.errors import UserError
 
     for path_to in ("task.examples", "train.clip"):
@@ -315,7 +330,9 @@ def _config(path: Path | None, given: dict[str, Any], assign: list[str]) -> "Run
     for path_given in given.keys() & assigned.keys():
         raise UserError(f"'{path_given}' is given twice: by --set and by an option of its own; give it once")
     changes = given | assigned
-    return RunConfig.load(path, changes) if path else RunConfig.parse(override({}, changes))
+    config = RunConfig.load(path, changes) if path else RunConfig.parse(override({}, changes))
+    whole = {field: value for field, value in changes.items() if not field.startswith("model.mixers.")}
+    return config, recipes.words(override(read_yaml(path) if path else {}, whole))
 
 
 def _summary(run: Any) -> None:
@@ -332,5 +349,7 @@ def _summary(run: Any) -> None:
     if task.metric == "accuracy" and len(reached := held_out[held_out.accuracy >= 0.99]):
         when = f", 99% first at step {int(reached.iloc[0].step)}"
     print(f"validation {' '.join(task.shown(last[task.metric]).split())} at step {int(last.step)}{when}")
+    if run.status.get("looks"):
+        print(escaped(run.status.get("message", "")))
     print(f"trained in {last.get('seconds', 0):.0f} s, {len(run.steps)} checkpoints")
     print(f"run: {escaped(run.path)}")

@@ -8,6 +8,7 @@ import difflib
 import inspect
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -15,17 +16,19 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from pydantic.fields import FieldInfo
 
 from circuitscope import mixers, tasks
+from circuitscope.config.recipes import FAMILIES, RECIPES, Recipe, Rule
 from circuitscope.config.train import TrainConfig
 from circuitscope.errors import UserError, shown
 from circuitscope.models.config import ModelConfig
 from circuitscope.section import DefaultBy, Section, Unit
 
 _WORDS: dict[Any, str] = {bool: "true or false", int: "integer", float: "number", str: "text", NoneType: "none"}
+_WIDTH = 112  # of a line of the page
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 class Field(NamedTuple):
-    """A field of a section, in words."""
+    """A field of a section in words; of a recipe, the field and the value alone."""
 
     field: str
     type: str
@@ -35,12 +38,14 @@ class Field(NamedTuple):
 
     def in_words(self) -> str:
         """The meaning, and below it the rest: `number from 0 to 1; unit: share of the steps; default: 0.1`."""
+        if not self.type:
+            return self.default
         rest = [self.type, *([f"unit: {self.unit}"] if self.unit else []), f"default: {self.default}"]
         return "\n".join(filter(None, [self.meaning, "; ".join(rest)]))
 
 
 class Part(NamedTuple):
-    """A section of a config, such as train, task.mqar or mixer.mamba.
+    """A section of a config, such as train, task.mqar or mixer.mamba; or a recipe, such as recipe.paper.
 
     name: the word that `find` knows it by
     usage: how its fields are set on the command line
@@ -67,10 +72,16 @@ def parts(own: bool = False) -> list[Part]:
     ]
 
 
+def recipe_parts() -> list[Part]:
+    """Every recipe as a section of its own: its fields with their values."""
+    return [_recipe(name, recipe) for name, recipe in RECIPES.items()]
+
+
 def find(word: str) -> list[Part]:
     """The sections and fields that a word stands for.
 
-    `task`, `task.mqar` and `mamba` stand for sections; `warmup`, `task.length` and `task.mqar.filler` stand for fields.
+    `task`, `task.mqar` and `mamba` stand for sections; `warmup`, `task.length` and `task.mqar.filler` stand for fields;
+    `recipe` and `recipe.mamba` stand for recipes.
     Any other word stands for the fields with that word in their name or meaning.
     """
     word = re.sub(r"^model\.mixers(\.(\*|\d+))?(?=\.|$)", "mixer", word.lower())
@@ -78,12 +89,13 @@ def find(word: str) -> list[Part]:
     listed = parts()
     found = (
         [part for part in listed if word in (part.name, *part.name.split("."))]
+        or [part for part in recipe_parts() if word in (part.name, *part.name.split("."))]
         or _only(listed, lambda part, row: row.field == name and section in ("", part.name, part.name.split(".")[0]))
         or _only(listed, lambda part, row: word in f"{row.field} {row.meaning}".lower())
     )
     if found:
         return found
-    names = {part.name for part in listed}
+    names = {part.name for part in (*listed, *recipe_parts())}
     fields = {name for part in listed for row in part.fields for name in (row.field, f"{part.name}.{row.field}")}
     close = difflib.get_close_matches(word, names | fields, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
@@ -100,10 +112,22 @@ def markdown(listed: Iterable[Part]) -> str:
         "`--fields warmup` one field. You set a field with `--set`, or in a YAML file that `circuitscope train FILE`",
         "reads. The most used have a flag of their own (`circuitscope train --help`). `circuitscope train --dry-run`",
         "prints a complete file. In YAML, none is written `null`.",
+        "",
+        *textwrap.wrap(
+            "What is not given comes from the recipe of the model, then from the default here. The recipes stand at the"
+            " end of this page (`--fields recipe`): each is a list of fields with their values. `--recipe NAME`, or"
+            " `recipe: NAME` at the top of a file, takes another recipe, and `plain` takes the defaults alone. The"
+            f" first mixer of a model decides whose recipe it takes: {_families()}; a mixer of another package takes"
+            " that of attention.",
+            _WIDTH,
+        ),
     ]
     for part in listed:
         lines += ["", f"## {part.name}", "", part.about, "", f"    circuitscope train {part.usage}", ""]
-        if part.fields:
+        if part.name.startswith("recipe."):
+            lines += [_row(("field", "value")), _row(("---", "---"))]
+            lines += [_row((f"`{row.field}`", row.default)) for row in part.fields]
+        elif part.fields:
             lines += [_row(Field._fields), _row("---" for _ in Field._fields)]
             lines += [_row((f"`{field}`", *rest)) for field, *rest in part.fields]
         else:
@@ -121,8 +145,31 @@ def _only(listed: list[Part], wanted: Callable[[Part, Field], bool]) -> list[Par
     return [part for part in fewer if part.fields]
 
 
+def _families() -> str:
+    """`h3 and s4 that of hyena, …`, for the mixers without a recipe of their own."""
+    followers: dict[str, list[str]] = {}
+    for mixer, recipe in FAMILIES.items():
+        if mixer != recipe:
+            followers.setdefault(recipe, []).append(mixer)
+    return ", ".join(f"{_listed(several, 'and')} that of {recipe}" for recipe, several in followers.items())
+
+
+def _recipe(name: str, recipe: Recipe) -> Part:
+    rows = (
+        Field(path, "", value.words if isinstance(value, Rule) else _value(value), "", "")
+        for path, value in recipe.fields.items()
+    )
+    return Part(f"recipe.{name}", f"--recipe {name}", recipe.about, tuple(rows))
+
+
 def _part(name: str, section: type[Section], usage: str) -> Part:
-    fields = (_field(key, info) for key, info in section.model_fields.items() if key != "name")
+    by_recipe = {path for family in FAMILIES.values() for path in RECIPES[family].fields}
+    fields = []
+    for key, info in section.model_fields.items():
+        if key != "name":
+            row = _field(key, info)
+            often = f"{name.partition('.')[0]}.{key}" in by_recipe
+            fields.append(row._replace(default=f"{row.default}, or the recipe's") if often else row)
     return Part(name, usage, inspect.cleandoc(section.__doc__ or ""), tuple(fields))
 
 
@@ -182,9 +229,13 @@ def _value(value: Any) -> str:
 
 
 def _any_of(words: Iterable[str]) -> str:
+    return _listed(words, "or")
+
+
+def _listed(words: Iterable[str], before_last: str) -> str:
     *most, last = words
-    return f"{', '.join(most)} or {last}" if most else last
+    return f"{', '.join(most)} {before_last} {last}" if most else last
 
 
 if __name__ == "__main__":
-    print(markdown(parts(own=True)), end="")
+    print(markdown([*parts(own=True), *recipe_parts()]), end="")

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from circuitscope.config import recipes
 from circuitscope.errors import UserError, shown
 from circuitscope.models.presets import expand_preset, model_mapping
 
@@ -81,7 +82,8 @@ def override(data: Any, assignments: dict[str, Any]) -> Any:
     late = [path for path in in_order if path.startswith("model.mixers.")]
     for path in [p for p in in_order if p not in late]:
         _assign(data, path.split("."), assignments[path], path)
-    if late:
+    if late:  # this opens the preset; its recipe comes first, because it wins over what the preset says
+        data = recipes.applied(data) | {"recipe": recipes.PLAIN}
         data["model"] = expand_preset(model_mapping(data.get("model", {})))
     for path in late:
         _assign(data, path.split("."), assignments[path], path)

@@ -9,9 +9,10 @@ from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
 from circuitscope import mixers, tasks
 from circuitscope.arguments import explained
+from circuitscope.config import recipes
 from circuitscope.config.identity import digest
 from circuitscope.config.overrides import override, read_yaml
-from circuitscope.config.schema import VERSION, to_current
+from circuitscope.config.schema import VERSION, as_before, to_current, upgraded, version_of
 from circuitscope.config.train import TrainConfig
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.explain import explain
@@ -31,10 +32,12 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, data: Any) -> Any:
-        """Turns names into configs, and takes the model's vocabulary and length from the task."""
+        """Takes what the recipe says, turns names into configs, and takes the model's sizes from the task."""
         if not isinstance(data, dict):
             return data
-        data = dict(data)
+        for key in data.keys() - {*cls.model_fields, "recipe"}:
+            raise unknown("key", key, [*cls.model_fields, "recipe"], _paths())
+        data = recipes.applied(data)
         task = data["task"] = tasks.task(data.get("task", "mqar"))
         model = data.get("model", {})
         if not isinstance(model, ModelConfig):
@@ -57,23 +60,25 @@ class RunConfig(Section):
     def parse(cls, data: Any) -> "RunConfig":
         """Reads plain data. It has today's layout by default; the key `schema` says that it has an older one.
 
+        The key `recipe` names a recipe; what neither the data nor the recipe says has the default of its field.
+
         Raises:
             UserError: one line that says what is wrong.
         """
         if not isinstance(data, dict):
             raise UserError(f"a config is a mapping with model, task and train, got {type(data).__name__}")
         try:
-            return cls.model_validate(to_current(data) if "schema" in data else data)
+            return cls.model_validate(_resolved(data) if "schema" in data else data)
         except ValidationError as error:
             raise explain(error, cls, elsewhere=_paths()) from None
 
     @classmethod
     @explained
     def load(cls, path: str | Path, overrides: dict[str, Any] | None = None) -> "RunConfig":
-        """Reads a YAML file and applies dotted overrides. What the file does not say has its default."""
-        data = read_yaml(Path(path))
+        """Reads a YAML file and applies dotted overrides. What the file does not say comes from its recipe."""
+        data, changes = read_yaml(Path(path)), overrides or {}
         try:
-            return cls.parse(override(to_current(data) if isinstance(data, dict) else data, overrides or {}))
+            return cls.parse(_resolved(data, changes) if isinstance(data, dict) else override(data, changes))
         except UserError as error:
             raise UserError(f"{path}{' with the options given' if overrides else ''}: {error}") from None
 
@@ -94,36 +99,48 @@ class RunConfig(Section):
 
     @classmethod
     @explained
-    def build(cls, model: Any = None, task: Any = None, **options: Any) -> "RunConfig":
+    def build(cls, model: Any = None, task: Any = None, *, recipe: Any = recipes.AUTO, **options: Any) -> "RunConfig":
         """Makes a config from names and flat options; each option goes to the part that has a field of that name.
 
         `build("attention", "mqar", pairs=8, n_heads=2, lr=1e-3)`. Where several parts
-        have the field, the first of train, task, model, mixer takes the option.
+        have the field, the first of train, task, model, mixer takes the option. A model or a task that is given as an
+        object stays as it is; what else is not given comes from the recipe.
         """
-        task = tasks.task(task if task is not None else "mqar")
         if model is not None and "mixers" in options:
             raise UserError(f"give a model or mixers, not both: got {shown(model)} and {shown(options['mixers'])}")
-        model = model_mapping("attention" if model is None else model)
-        if "n_layers" in options and "preset" in model:
-            model["n_layers"] = options.pop("n_layers")
-        model = expand_preset(model)
-        specs = model["mixers"] = [mixers.as_mapping(m) for m in model["mixers"]]
-        data: dict[str, Any] = {"task": task.describe(), "train": {}, "model": model}
+        if "mixers" in options:
+            model = {"mixers": options.pop("mixers")}
+        given = tasks.task(task if task is not None else "mqar")
+        as_given = given.describe() if isinstance(task, Task) else given.model_dump(mode="json", exclude_unset=True)
+        data: dict[str, dict[str, Any]] = {
+            "model": model_mapping("attention" if model is None else model),
+            "task": {**as_given, "name": given.name},
+            "train": {},
+        }
+        specs = [mixers.as_mapping(m) for m in expand_preset(data["model"])["mixers"]]
         mixer_fields = {f for m in specs for f in mixers.config_class(m["name"]).model_fields}
         places = {
             "train": set(TrainConfig.model_fields),
-            "task": set(type(task).model_fields),
+            "task": set(type(given).model_fields),
             "model": set(ModelConfig.model_fields),
         }
+        of_mixers: dict[str, Any] = {}
         for key, value in options.items():
             place = next((p for p, fields in places.items() if key in fields), None)
             if place is not None:
                 data[place][key] = value
             elif key in mixer_fields:
-                mixers.set_option(specs, key, value)
+                of_mixers[key] = value
             else:
                 raise unknown("option", key, set().union(*places.values(), mixer_fields) - {"name"})
-        return cls.parse(data)
+        complete = recipes.applied({**data, "recipe": recipe})
+        if of_mixers:
+            opened = expand_preset(complete["model"])
+            specs = [mixers.as_mapping(m) for m in opened["mixers"]]
+            for key, value in of_mixers.items():
+                mixers.set_option(specs, key, value)
+            complete["model"] = {**opened, "mixers": specs}
+        return cls.parse({**complete, "recipe": recipes.PLAIN})
 
     @property
     def digest(self) -> str:
@@ -142,6 +159,18 @@ def _asks_for_next_tokens(task: Task) -> bool:
     tokens, labels = batch.tokens[:, 1:], batch.labels[:, :-1]
     asked = labels != tasks.NO_LABEL
     return bool(asked.any()) and bool((tokens == labels)[asked].all())
+
+
+def _resolved(data: dict[str, Any], overrides: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The data of a file with overrides, in today's layout, with what its recipe says and what its version meant.
+
+    A recipe that is named but finds every field given is an error.
+    """
+    changed = override(upgraded(data), overrides or {})
+    complete, taken = recipes.resolved(changed)
+    if changed.get("recipe") in recipes.RECIPES and not taken:
+        raise UserError(f"recipe {changed['recipe']} would change nothing: every field that it sets is given")
+    return {**as_before(complete, version_of(data)), "recipe": recipes.PLAIN}
 
 
 def _missing(data: Any, complete: Any, at: str = "") -> Iterator[str]:

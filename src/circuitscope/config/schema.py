@@ -37,7 +37,12 @@ UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {  # by the ve
 
 
 def to_current(data: dict[str, Any]) -> dict[str, Any]:
-    """The data of a config file in today's layout, without its version."""
+    """The data of a config file in today's layout, without its version and complete as of its version."""
+    return as_before(upgraded(data), version_of(data))
+
+
+def version_of(data: dict[str, Any]) -> int:
+    """The version that a config file says it has."""
     version = data.get("schema", 1)
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise UserError(f"schema: expected a version from 1 to {VERSION}, got {shown(version)}")
@@ -46,14 +51,28 @@ def to_current(data: dict[str, Any]) -> dict[str, Any]:
             f"schema: this config has version {shown(version)}, and this release of circuitscope reads versions up to"
             f" {VERSION}; install a newer release"
         )
+    return version
+
+
+def upgraded(data: dict[str, Any]) -> dict[str, Any]:
+    """The data of a config file in today's layout, without its version. Fields that came later are still missing."""
+    version = version_of(data)
     data = {key: value for key, value in data.items() if key != "schema"}
     if version < VERSION:
         data = deepcopy(data)
         for upgrade in (UPGRADES[v] for v in range(version + 1, VERSION + 1) if v in UPGRADES):
             data = upgrade(data)
-        for part, kind in _parts(data):
-            later = {name: mark.before for name, mark in kind.added().items() if version < mark.schema}
-            part.update(later | part)
+    return data
+
+
+def as_before(data: dict[str, Any], version: int) -> dict[str, Any]:
+    """Data of that version with the fields that came later, each with the value that means "as before"."""
+    if version == VERSION:
+        return data
+    data = deepcopy(data)
+    for part, kind in _parts(data):
+        later = {name: mark.before for name, mark in kind.added().items() if version < mark.schema}
+        part.update(later | part)
     return data
 
 

@@ -26,6 +26,12 @@ class TrainConfig(Section):
         description="learning rate after the warmup: it stays at lr (constant), or falls to 0 at the last step,"
         " in a straight line (linear) or along half a cosine (cosine)",
     )
+    schedule_every: Annotated[int, Added(3, before=1), Unit("steps")] = Field(
+        default=1,
+        ge=1,
+        lt=10**8,
+        description="steps between changes of a falling rate; with the steps of an epoch it falls once per epoch",
+    )
     warmup: Annotated[float, Unit("share of the steps")] = Field(
         default=0.1,
         ge=0,
@@ -44,6 +50,10 @@ class TrainConfig(Section):
         ge=0,
         description="AdamW's decay: each step shrinks a matrix by the factor 1 - learning rate · weight_decay; norms,"
         " biases and what a mixer exempts have none",
+    )
+    decay_on: Annotated[Literal["matrices", "all"], Added(3, before="matrices")] = Field(
+        default="matrices",
+        description="what weight_decay shrinks: matrices that no mixer exempts, or all parameters",
     )
     beta1: Annotated[float, Unit("share kept per step")] = Field(
         default=0.9, ge=0, lt=1, description="AdamW's memory of the mean gradient"

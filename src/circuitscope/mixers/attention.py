@@ -5,6 +5,7 @@ A centred conv reads later positions, and with it the layer is not causal; the p
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+import torch
 import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
@@ -52,6 +53,9 @@ class AttentionConfig(MixerConfig):
         " padding='same' in torch; a model with centred convs cannot generate",
     )
     conv_activation: bool = Field(default=False, description="SiLU after each short conv")
+    dropout: Annotated[float, Added(3, before=0.0), Unit("share of the entries")] = Field(
+        default=0.0, ge=0, lt=1, description="dropout on the attention pattern, in training only; 0: none"
+    )
 
     @model_validator(mode="after")
     def _a_conv_to_centre(self) -> "AttentionConfig":
@@ -85,6 +89,9 @@ class Attention(nn.Module):
     and V have separate convs. Their outputs before SiLU are at `hook_conv_q`, `hook_conv_k` and, for the values,
     `hook_conv`. The matrix of the values' conv is at `hook_phi_conv`. The convs of Q and K are part of the
     pattern, which is lower-triangular in either mode; the conv of V is a factor of its own, and is so only if causal.
+
+    With dropout, training builds the pattern, and `hook_phi` sees what is left of it. In eval mode nothing is dropped,
+    and `reading` never drops anything.
     """
 
     state_size = None
@@ -125,8 +132,8 @@ class Attention(nn.Module):
         z = mix(
             self,
             v,
-            phi=lambda: self._pattern(q, k, x),
-            fused=lambda v: fused_attention(q, k, v, self._bias(x)),
+            phi=lambda: self._dropped(self._pattern(q, k, x)),
+            fused=lambda v: self._fused(q, k, v, x),
             within=(self.hook_attn_scores, self.hook_pattern),
         )
         out: Tensor = self.out(rearrange(z, "batch pos head d_head -> batch pos (head d_head)"))
@@ -158,6 +165,16 @@ class Attention(nn.Module):
         """The reading of a layer without a conv on V, from the Φ that entered `hook_phi`."""
         pattern = Factor("pattern", "head", self.n_heads, lambda heads: phi[:, heads], shares=True, core=True)
         return Reading((len(phi), phi.shape[2]), factors=(pattern,), transition=self.no_transition)
+
+    def _fused(self, q: Heads, k: Heads, v: Heads, x: Stream) -> Heads:
+        """The kernel; with dropout in training the product with a pattern that is dropped as on the path through Φ."""
+        if not (self.training and self.config.dropout):
+            return fused_attention(q, k, v, self._bias(x))
+        pattern = self._dropped(causal_scores(q, k, self._bias(x)).softmax(dim=-1))
+        return torch.einsum("bhij,bjhd->bihd", pattern, v)
+
+    def _dropped(self, pattern: Float[Tensor, "batch head dest src"]) -> Float[Tensor, "batch head dest src"]:
+        return F.dropout(pattern, self.config.dropout, self.training) if self.config.dropout else pattern
 
     def _pattern(self, q: Heads, k: Heads, x: Stream) -> Float[Tensor, "batch head dest src"]:
         scores = self.hook_attn_scores(causal_scores(q, k, self._bias(x)))

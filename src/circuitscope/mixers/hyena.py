@@ -16,7 +16,7 @@ from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import Build, Factor, Reading
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Heads, mix, short_convolve
-from circuitscope.section import DefaultBy, Unit
+from circuitscope.section import Added, DefaultBy, Unit
 
 
 class HyenaConfig(MixerConfig):
@@ -35,6 +35,11 @@ class HyenaConfig(MixerConfig):
         default=2, ge=0, le=1024, description="inner layers of the filter's MLP"
     )
     frequency: float = Field(default=1.0, gt=0, description="initial frequency of the MLP's sines")
+    filter_init: Annotated[Literal["native", "gpt2"], Added(3, before="native")] = Field(
+        default="native",
+        description="first weights of the filter's MLP, whatever the model's init is: torch's own (native), or"
+        " N(0, 0.02²) and zero biases (gpt2), which start the filter a thousand times smaller",
+    )
 
 
 class ImplicitFilter(nn.Module):
@@ -61,6 +66,10 @@ class ImplicitFilter(nn.Module):
         self.register_buffer("deltas", torch.linspace(slow, fast, channels), persistent=False)
         for layer in (*self.layers, self.last):
             layer.own_init = True  # type: ignore[assignment]
+            if config.filter_init == "gpt2":
+                nn.init.normal_(layer.weight, std=0.02)  # type: ignore[arg-type]
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
         for parameter in self.parameters():
             parameter.no_weight_decay = True  # type: ignore[attr-defined]
 

@@ -7,7 +7,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from circuitscope.errors import UserError
 from circuitscope.mixers import MIXERS, MixerConfig, RotaryConfig, mixer_config
 from circuitscope.models.presets import expand_preset
-from circuitscope.section import DefaultBy, Section, Unit
+from circuitscope.section import Added, DefaultBy, Section, Unit
 
 Positions = Literal["none", "learned", "sinusoidal", "rope", "alibi"]
 
@@ -58,6 +58,18 @@ class ModelConfig(Section):
     ] = Field(
         default=False,
         description="divide the initial output projections by the root of the number of residual branches",
+    )
+    residual_branches: Annotated[int | None, Added(3, before=None), Unit("branches per layer")] = Field(
+        default=None,
+        ge=1,
+        le=2,
+        description="how many branches rescale_residual counts; none: 2 under gpt2 with an MLP, else 1",
+    )
+    embed_dropout: Annotated[float, Added(3, before=0.0), Unit("share of the entries")] = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="dropout on the sum of token and position embeddings, in training only; 0: none",
     )
     tied: bool = Field(default=True, description="the unembedding shares the embedding's weight")
     norm_eps: float = Field(default=1e-5, gt=0, description="added to the variance in the layer norms")

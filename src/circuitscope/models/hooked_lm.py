@@ -104,7 +104,8 @@ class HookedLM(HookedRootModule):
 
         With `mimetic`, a mixer that can start as linear attention then does so. Embeddings start at N(0, embed_std).
         Modules with a true `own_init` keep what their mixer gave them. With `rescale_residual`, output projections
-        shrink by 1/√(residual branches), of which each layer has two under gpt2 with an MLP, and otherwise one.
+        shrink by 1/√(residual branches), of which each layer has as many as `residual_branches` says, or two under
+        gpt2 with an MLP, and otherwise one.
         """
         nn.init.normal_(self.embed.weight, std=config.embed_std)
         if config.positions == "learned":
@@ -120,7 +121,7 @@ class HookedLM(HookedRootModule):
                 if mixer.has_mimetic_start:
                     block.mixer.start_mimetic(config.max_length)
         if config.rescale_residual:
-            branches = 2 if config.init == "gpt2" and config.state_mixer == "mlp" else 1
+            branches = config.residual_branches or (2 if config.init == "gpt2" and config.state_mixer == "mlp" else 1)
             with torch.no_grad():
                 for block in self.layers:
                     block.mixer.out.weight.mul_((branches * config.n_layers) ** -0.5)
@@ -208,7 +209,7 @@ class HookedLM(HookedRootModule):
         resid: Tensor = self.hook_embed(self._looked_up(tokens))
         if self.config.positions in ("learned", "sinusoidal"):
             resid = resid + self.hook_pos_embed(self.pos_embed[: tokens.shape[1]].expand_as(resid))
-        return resid
+        return F.dropout(resid, self.config.embed_dropout, self.training) if self.config.embed_dropout else resid
 
     def _looked_up(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         try:

@@ -112,7 +112,8 @@ class Run:
     def status(self) -> dict[str, Any]:
         """`state` (running, finished, stopped, diverged, failed), `step`, `message`, read at each access.
 
-        While a run is training, `step` is the step of the last row of its metrics.
+        A run that finished without learning its task also has `looks`, the kind of end (training/diagnosis.py), and
+        the message says what to try. While a run is training, `step` is the step of the last row of its metrics.
         """
         found = _read_json(self.path / "status.json")
         if found.get("state") == "running":
@@ -178,9 +179,9 @@ class Run:
             raise DamagedFile(f"{path} does not fit the model of the run's config: {why}")
         model.load_state_dict(weights)
 
-    def write_status(self, state: RunState, step: int, message: str = "") -> None:
+    def write_status(self, state: RunState, step: int, message: str = "", looks: str = "") -> None:
         """Records how far the run has come, and how it ended."""
-        record = {"state": state, "step": step, "message": message, "pid": os.getpid()}
+        record = {"state": state, "step": step, "message": message, "looks": looks, "pid": os.getpid()}
         text = json.dumps(record, indent=1) + "\n"
         try:
             write_text(self.path / "status.json", text)

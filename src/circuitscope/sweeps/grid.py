@@ -1,6 +1,7 @@
 """A grid of trials, read from a YAML file: a base config, axes over its fields, and what each trial measures.
 
-    base:                                  # a config as `circuitscope train` takes it; what is left out is the default
+    base:                                  # a config as `circuitscope train` takes it
+      recipe: plain                        # what is left out has its default; auto: what each trial's model learns with
       task: {length: 64, pairs: 4}
       train: {steps: 2500, warmup_steps: 150}
     axes:                                  # every combination is a trial; the last axis changes fastest

@@ -59,19 +59,21 @@ def run_trial(
 
 
 def _trained(trial: Trial, folder: Path, progress: Progress | None) -> tuple[Run, str]:
-    """The run of a trial, trained as far as it goes, and why it ended early."""
+    """The run of a trial, trained as far as it goes, and why it ended early or what a bad end looks like."""
     from circuitscope.training import trainer
 
     path = folder / trial.digest
     try:
         if not (path / "config.yaml").exists():
-            return trainer.train(trial.config, root=folder, name=trial.digest, progress=progress), ""
+            run = trainer.train(trial.config, root=folder, name=trial.digest, progress=progress)
+            return run, str(run.status.get("message", ""))
         run = Run(path)
         if run.digest != trial.digest:
             raise UserError(f"{path} holds another run: its digest is {run.digest}; move it away")
         if run.status.get("state") in ("finished", "diverged"):
             return run, str(run.status.get("message", ""))
-        return trainer.resume(run, progress=progress), ""
+        run = trainer.resume(run, progress=progress)
+        return run, str(run.status.get("message", ""))
     except RunFailed as error:  # diverged, or the disk is full
         return Run(path), str(error)
 

@@ -52,6 +52,8 @@ class Task(Section):
     inputs    what a model reads: token numbers or vectors
     metric    the name of its metric, which is also the column in metrics.jsonl
     small     options for an example that fits on a screen
+    recipe    values of config fields, such as {"train.steps": 3000}, under which models learn it; they win over the
+              recipe of the model, and what is given wins over them (config/recipes.py)
     """
 
     current_version: ClassVar[int] = 1
@@ -60,6 +62,7 @@ class Task(Section):
     roles: ClassVar[tuple[Role, ...]]
     features: ClassVar[frozenset[Feature]] = frozenset()
     small: ClassVar[Mapping[str, Any]] = {}
+    recipe: ClassVar[Mapping[str, Any]] = {}
 
     name: str
     version: int = Field(default=1, description="version of the task's definition; only the newest can be made")

@@ -49,3 +49,18 @@ def set_up(device: torch.device, config: TrainConfig) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """What torch draws on the device inside, such as dropout, follows from the seed; afterwards all is as before."""
+    if device.type == "cuda":
+        generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    else:
+        generator = torch.mps._get_default_mps_generator() if device.type == "mps" else torch.default_generator
+    before = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(before)

@@ -1,4 +1,4 @@
-"""AdamW with weight decay on matrices only, its state by parameter name, and the groups that parameters belong to."""
+"""AdamW with weight decay on matrices only, or on everything, its state by parameter name, and groups of parameters."""
 
 import fnmatch
 import re
@@ -15,12 +15,14 @@ _MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW; parameters with fewer than two axes or with a true `no_weight_decay` have no weight decay.
 
+    With `decay_on: all` every parameter has it.
+
     A group's `factor` says by how much its learning rate differs from the config's `lr` (`lr_groups`).
     """
     factors = lr_factors(model, config)
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        exempt = parameter.ndim < 2 or getattr(parameter, "no_weight_decay", False)
+        exempt = config.decay_on == "matrices" and (parameter.ndim < 2 or getattr(parameter, "no_weight_decay", False))
         groups.setdefault((exempt, factors[name]), []).append(parameter)
     device = next(model.parameters()).device
     return torch.optim.AdamW(

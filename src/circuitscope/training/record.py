@@ -22,8 +22,8 @@ class Record:
         """Acquires the run's lock; whoever gets it releases it."""
         return self.run.lock()
 
-    def status(self, state: RunState, step: int, message: str = "") -> None:
-        self.run.write_status(state, step, message)
+    def status(self, state: RunState, step: int, message: str = "", looks: str = "") -> None:
+        self.run.write_status(state, step, message, looks)
 
     def writer(self, keep_resume: int) -> CheckpointWriter:
         return CheckpointWriter(self.run.path, lambda: self.run.digest, keep_resume)
@@ -41,7 +41,7 @@ class Unrecorded(Record):
     def lock(self) -> BaseFileLock:
         return SoftFileLock(self.run.path / ".lock")  # never acquired, and free to be released
 
-    def status(self, state: RunState, step: int, message: str = "") -> None:
+    def status(self, state: RunState, step: int, message: str = "", looks: str = "") -> None:
         pass
 
     def writer(self, keep_resume: int) -> CheckpointWriter:

@@ -6,11 +6,15 @@ from circuitscope.config.train import TrainConfig
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """The rate of the update from step to step + 1: linear warmup, then constant, linear to 0, or cosine to 0."""
+    """The rate of the update from step to step + 1: linear warmup, then constant, linear to 0, or cosine to 0.
+
+    What falls does so every `schedule_every` steps, counted from the end of the warmup.
+    """
     warmup = math.ceil(config.warmup * config.steps) if config.warmup_steps is None else config.warmup_steps
     if step < warmup:
         return config.lr * (step + 1) / warmup
-    progress = (step - warmup) / max(1, config.steps - warmup)
+    since = (step - warmup) // config.schedule_every * config.schedule_every
+    progress = since / max(1, config.steps - warmup)
     if config.schedule == "linear":
         return config.lr * (1 - progress)
     if config.schedule == "cosine":

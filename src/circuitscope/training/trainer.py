@@ -1,8 +1,8 @@
 """The training loop: it steps, logs, evaluates and saves, and a stopped run resumes to the same bits.
 
 A step depends only on the config, the step number, the weights and the moments of AdamW: the step number
-determines the batch and the learning rate, and there is no other state. (A resume point also holds a count of clipped
-steps, which is only logged.)
+determines the batch, the learning rate and what dropout drops, and there is no other state. (A resume point also holds
+a count of clipped steps, which is only logged.)
 """
 
 import math
@@ -28,7 +28,9 @@ from circuitscope.runs.damage import DamagedFile
 from circuitscope.runs.metrics import MetricsLog, read_metrics
 from circuitscope.runs.run import Run, RunState, create_run
 from circuitscope.tasks import Batch, Split
-from circuitscope.training.device import autocast, choose_device, set_up
+from circuitscope.tasks.streams import stream_key
+from circuitscope.training.device import autocast, choose_device, seeded, set_up
+from circuitscope.training.diagnosis import diagnose
 from circuitscope.training.feasible import check_feasible
 from circuitscope.training.optimizer import (
     gradient_norms,
@@ -166,7 +168,8 @@ class Trainer:
             self.progress.start("", cfg.steps, self.step)
             with closing(log), record.trackers(self.config) as trackers:
                 self._loop(log, trackers)
-        record.status("finished", self.step)
+        found = diagnose(read_metrics(self.run.path, self.task.metric), self.config)
+        record.status("finished", self.step, *((found.sentence, found.kind) if found else ()))
 
     def _loop(self, log: MetricsLog, trackers: Trackers) -> None:
         cfg = self.config.train
@@ -227,7 +230,8 @@ class Trainer:
         batch = self.ranks.part(whole)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, cfg) * group["factor"]
-        with autocast(self.device, cfg.precision):
+        drawn = stream_key("dropout", cfg.seed, self.step)
+        with autocast(self.device, cfg.precision), seeded(self.device, drawn):
             loss, metric = self.task.loss(self.model, batch)
         loss = self.ranks.backward(loss, self.model, batch, whole)
         by_group = gradient_norms(self.groups) if measure else None
