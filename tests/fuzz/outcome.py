@@ -19,8 +19,8 @@ from typing import Any
 
 from ground import Capped
 
-SECONDS = 10.0  # of processor time for one input; the inputs are small
-_WAITING = 6  # how many times as long it may take by the clock, beside other work
+SECONDS = 20.0  # of processor time for one input; the inputs are small
+_WAITING = 4  # how many times as long it may take by the clock, beside other work
 _LONGEST = 3000  # characters of a message
 _FOREIGN = re.compile(
     r"validation error for|pydantic|mat1 and mat2|size mismatch|must match the size of tensor"

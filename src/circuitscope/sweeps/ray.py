@@ -170,7 +170,7 @@ class _Crew:
         import ray
 
         try:
-            found: dict[str, Any] = ray.get(ref)
+            found: Any = ray.get(ref)
         except ray.exceptions.RayTaskError as error:
             return failed(job, f"its task failed: {' '.join(str(error.cause or error).split())}")
         except ray.exceptions.RayError as error:  # the worker or its node has died
