@@ -56,18 +56,39 @@ class Recipe:
     fields: Mapping[str, Any]
 
 
-# The six that were searched for (studies/recipes). Their values stand here alone; those of attention are also shown by
-# `circuitscope train --help`, and a test says when the two differ.
+def _per_token(share: float, most: int) -> "Rule":
+    """A number of examples that grows with the vocabulary, from 2,000 up to a limit."""
 
+    def examples(setting: Setting) -> int:
+        return max(2000, min(most, round(share * setting.task.needs()["vocab_size"])))
+
+    return Rule(f"{share:g} for each token of the vocabulary, from 2,000 to {most:,}", examples)
+
+
+# The six that were searched for (studies/recipes). Their values stand here alone; those of attention are also shown by
+# `circuitscope train --help`, and a test says when the two differ. Attention and Based leave the plateau at 1/k when
+# they see the same examples again; without an end of new ones they stay there.
+
+_WITH_REPEATS: dict[str, Any] = {
+    "train.lr": 1e-3,
+    "train.weight_decay": 1.0,
+    "train.steps": 1500,
+    "train.schedule": "constant",
+    "train.warmup": 0.1,
+}
+_ENDLESS: dict[str, Any] = {
+    "task.examples": None,
+    "train.weight_decay": 0.1,
+    "train.schedule": "cosine",
+    "train.warmup_steps": 100,
+}
 _SIX: dict[str, dict[str, Any]] = {
-    name: {
-        "train.lr": 1e-3,
-        "train.weight_decay": 1.0,
-        "train.steps": 1500,
-        "train.schedule": "constant",
-        "train.warmup": 0.1,
-    }
-    for name in ("attention", "mamba", "mamba2", "deltanet", "hyena", "based")
+    "attention": {"task.examples": _per_token(2.5, 20_000), **_WITH_REPEATS},
+    "based": {"task.examples": _per_token(1.25, 10_000), **_WITH_REPEATS},
+    "mamba": {**_ENDLESS, "train.lr": 1.2e-2, "train.beta2": 0.95, "train.steps": 4000},
+    "mamba2": {**_ENDLESS, "train.lr": 1e-2, "train.beta2": 0.95, "train.steps": 2500},
+    "deltanet": {**_ENDLESS, "train.lr": 5e-3, "train.steps": 800},
+    "hyena": {**_ENDLESS, "train.lr": 2e-2, "train.weight_decay": 0.01, "train.beta2": 0.98, "train.steps": 4000},
 }
 
 # Whose recipe a mixer takes; the first mixer of a stack decides. A mixer that is not here takes attention's.

@@ -54,6 +54,7 @@ _EIGHT_HEADS = {"name": "attention", "n_heads": 8}
 
 PRESETS: dict[str, Preset] = {
     "attention": Preset("softmax attention, one head, learned positions", _stack("attention")),
+    "attention_rope": Preset("softmax attention, one head, rotary positions", _stack("attention", positions="rope")),
     **{
         f"attention_conv_{on}": Preset(
             f"attention with a short conv before {', '.join(on.upper())}", _stack({"name": "attention", "conv_on": on})

@@ -28,8 +28,18 @@ class Induction(TokenTask):
     roles = (Role.START, Role.FILLER, Role.BLOCK)
     features = frozenset({"period"})
     small: ClassVar = {"block": 6, "repeats": 3, "vocab_size": 64}
+    recipe: ClassVar = {
+        "task.examples": None,
+        "train.lr": 2e-3,
+        "train.weight_decay": 0.1,
+        "train.schedule": "cosine",
+        "train.steps": 1000,
+    }
 
     name: Literal["induction"] = "induction"
+    vocab_size: Annotated[int, Unit("tokens")] = Field(
+        default=512, ge=4, lt=2**31, description="size of the vocabulary"
+    )
     block: Annotated[int, Unit("tokens")] = Field(
         default=25, ge=2, le=2**20, description="length n of the longest block; less than vocab_size"
     )
