@@ -19,7 +19,7 @@ from typing import Any
 
 from ground import Capped
 
-SECONDS = 20.0  # of processor time for one input; the inputs are small
+SECONDS = 60.0  # of processor time for one input, which is much for the small inputs
 _WAITING = 4  # how many times as long it may take by the clock, beside other work
 _LONGEST = 3000  # characters of a message
 _FOREIGN = re.compile(
@@ -225,11 +225,11 @@ def process(program: Sequence[str], words: Sequence[str], cwd: os.PathLike[str],
             cwd=cwd,
             env=env,
             capture_output=True,
-            timeout=12 * SECONDS,
+            timeout=4 * SECONDS,
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        return Finding("process: no end", f"after {12 * SECONDS:.0f} s")
+        return Finding("process: no end", f"after {4 * SECONDS:.0f} s")
     out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
     if "fuzz: capped" in err:
         return "capped"

@@ -301,7 +301,7 @@ def _walker(seed: int, folder: Path) -> int:
     def tell(what: dict[str, Any]) -> None:
         print(json.dumps(what), file=out, flush=True)
         if "begins" in what:  # where it hangs, if not even the alarm can stop it
-            faulthandler.dump_traceback_later(8 * outcome.SECONDS, exit=True)
+            faulthandler.dump_traceback_later(6 * outcome.SECONDS, exit=True)
 
     walk(seed, json.loads(sys.stdin.read()), folder, tell)
     faulthandler.cancel_dump_traceback_later()
