@@ -133,7 +133,7 @@ def later(ema: bool = False, skip: float | None = None, noise: float = 0.0, inte
 
 
 def test_a_field_that_is_added_later_changes_no_digest_of_before_and_counts_at_any_other_value():
-    now = RunConfig.build("mamba", n_layers=1, lr=0.5).digest
+    now = RunConfig.build("mamba", n_layers=1, lr=0.5, recipe="plain").digest
     assert later() == now
     assert len({now, later(ema=True), later(skip=0.5), later(noise=0.1), later(interventions=("a",))}) == 5
 
@@ -173,7 +173,7 @@ def test_what_differs_is_told_by_field_with_the_value_in_each_config():
         "train.seed": [1, 2],
         "train.data_seed": [5, 6],
     }
-    assert differences([build(mixers="mamba,attention"), build(n_layers=3)]) == {
+    assert differences([build(mixers="mamba,attention", recipe="plain"), build(n_layers=3, recipe="plain")]) == {
         "model.mixers": [["mamba", "attention"], "attention"],
         "model.n_layers": [2, 3],
     }
@@ -184,7 +184,8 @@ def test_what_differs_is_told_by_field_with_the_value_in_each_config():
 
 def test_what_follows_from_another_field_is_no_difference():
     """The task gives vocabulary and length; the mixers give positions and initialization, and have their own fields."""
-    one, other = RunConfig.build(vocab_size=64), RunConfig.build("mamba", vocab_size=32, length=16, n_layers=2)
+    one = RunConfig.build(vocab_size=64, recipe="plain")
+    other = RunConfig.build("mamba", vocab_size=32, length=16, n_layers=2, recipe="plain")
     found = differences([one, other])
     assert found == {"model.mixers": ["attention", "mamba"], "task.length": [64, 16], "task.vocab_size": [64, 32]}
     chosen = RunConfig.build("mamba", vocab_size=64, positions="learned", init="gpt2", rescale_residual=False)

@@ -56,7 +56,7 @@ def test_tasks_lists_every_task_with_its_options(circuitscope):
     [
         ("mqar", ["key", "value", "query", "filler", "label"]),
         ("ar", ["key", "value", "query", "filler", "label"]),
-        ("induction", ["start", "block", "label"]),
+        ("induction", ["start", "filler", "block", "label"]),
     ],
 )
 def test_show_prints_tokens_over_labels_and_a_legend_of_the_roles(circuitscope, name, legend):

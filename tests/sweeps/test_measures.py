@@ -26,7 +26,8 @@ TRAIN = {
     "save_every": 2,
     "log_every": 4,
 }
-BASE = {"task": {"length": 16, "pairs": 2, "vocab_size": 64}, "train": TRAIN, "model": {"d_model": 8, "n_layers": 1}}
+TASK = {"length": 16, "pairs": 2, "vocab_size": 64}
+BASE = {"recipe": "plain", "task": TASK, "train": TRAIN, "model": {"d_model": 8, "n_layers": 1}}
 
 
 @pytest.mark.parametrize("preset", ["attention", "mamba", "lstm"])

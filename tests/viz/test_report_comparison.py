@@ -39,8 +39,8 @@ def test_fields_of_the_same_name_are_told_apart(tmp_path):
 
 
 def test_values_of_a_config_read_as_words(tmp_path):
-    one = made_up_run(tmp_path, "one")
-    other = made_up_run(tmp_path, "other", mixers="mamba,attention", tied=False, clip=None)
+    one = made_up_run(tmp_path, "one", recipe="plain")
+    other = made_up_run(tmp_path, "other", mixers="mamba,attention", tied=False, clip=None, recipe="plain")
     found = compared([one, other], [told(), told()])["differs"]
     assert found == [["mixers attention", "tied yes", "clip 1"], ["mixers mamba + attention", "tied no", "clip none"]]
 

@@ -19,7 +19,7 @@ from circuitscope.analysis.scores.weight_on_edges import (
 from circuitscope.errors import UserError
 
 MQAR = cs.task("mqar", length=32, pairs=4, vocab_size=64).batch(0, size=6)
-REPEATS = cs.task("induction", block=5, repeats=3, vocab_size=32).batch(0, size=4)
+REPEATS = cs.task("induction", block=5, repeats=3, vocab_size=32, varied=False).batch(0, size=4)
 
 
 def put_on(edges, total=1.0):
