@@ -168,7 +168,7 @@ def test_after_the_drivers_death_and_after_ctrl_c_the_same_command_goes_on(clust
     assert time.monotonic() - began < 20
     assert "the same command goes on" in said
     assert "stopped" in [Run(path).status["state"] for path in trials if path.exists()]
-    assert not list(found.runs.glob(".seen-*"))
+    assert len(list(found.runs.glob(".seen-*"))) == 1  # of the driver that could not clean up
 
     rows = list(Sweep.open(tmp_path / "two", tmp_path / "runs").go(RayExecutor(), Quiet()))
     assert {row["state"] for row in rows} == {"finished"}
@@ -186,21 +186,28 @@ def sleeps(plain, token, mailbox):
 
 
 @pytest.mark.slow
-def test_a_trial_whose_worker_dies_three_times_is_a_failed_row(cluster, local, tmp_path, monkeypatch):
-    found, watch = same_grid(local, tmp_path), Quiet()
+def test_a_trial_whose_worker_dies_three_times_is_a_failed_row(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(ours, "work", dies)
-    rows = list(found.go(RayExecutor(workers=1), watch))
-    assert [row["state"] for row in rows] == ["failed"] * 2
-    assert "its worker died 3 times" in rows[0]["message"]
-    assert "\n" not in rows[0]["message"]
+    (row,) = RayExecutor()([Job("a", "", {}, str(tmp_path))], Quiet())
+    assert row["state"] == "failed"
+    assert "its worker died 3 times" in row["message"]
+    assert "\n" not in row["message"]
 
 
 @pytest.mark.slow
 def test_after_the_minutes_given_those_that_run_end_and_those_that_wait_are_taken_back(cluster, tmp_path, monkeypatch):
-    jobs = [Job(str(number), "", {}, str(tmp_path)) for number in range(6)]
+    jobs, watch = [Job(str(number), "", {}, str(tmp_path)) for number in range(6)], Quiet()
+
+    class Clock:
+        """An hour goes by as soon as something has started."""
+
+        @staticmethod
+        def monotonic():
+            return time.monotonic() + (3600 if watch.starts else 0)
+
+    monkeypatch.setattr(ours, "time", Clock)
     monkeypatch.setattr(ours, "work", sleeps)
-    watch = Quiet()
-    rows = list(RayExecutor(minutes=3 / 60)(jobs, watch))
+    rows = list(RayExecutor(minutes=30)(jobs, watch))
     assert 0 < len(rows) < 6
     assert sorted(watch.starts) == sorted(row["digest"] for row in rows)
 

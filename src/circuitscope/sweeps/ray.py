@@ -189,10 +189,10 @@ class _Crew:
 
     def _drop_those_that_wait(self) -> None:
         """Takes back the tasks that Ray has not started yet."""
-        for ref, job in list(self.running.items()):
-            if job.digest not in self.started:
-                del self.running[ref]
-                _stop([ref])
+        waiting = [ref for ref, job in self.running.items() if job.digest not in self.started]
+        _stop(waiting)
+        for ref in waiting:
+            del self.running[ref]
 
 
 def work(plain: dict[str, Any], token: str, mailbox: Any) -> dict[str, Any]:
