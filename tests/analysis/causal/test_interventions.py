@@ -473,6 +473,7 @@ PLAIN = cs.task("induction", block=4, repeats=4, vocab_size=32).batch(0, size=4)
         ("attention", lambda m: ablate(m, SMALL, layer=0.5), "layer must be from 0 to 1, got 0.5"),
         ("attention", lambda m: knock_out(m, SMALL, "recall", layer=0, heads=[1]), "1 heads or channels, 0 to 0"),
         ("mamba", lambda m: ablate(m, SMALL, layer=0, heads=[32]), "32 heads or channels, 0 to 31; got 32"),
+        ("mamba", lambda m: ablate(m, SMALL, layer=0, heads=[None]), "32 heads or channels, 0 to 31; got None"),
         ("mamba", lambda m: ablate(m, SMALL, layer=0, heads=[-1]), "0 to 31; got -1"),
         ("lstm", lambda m: knock_out(m, SMALL, "recall", layer=1), "layer 1 is lstm: .* no mixing matrix"),
         ("lstm", lambda m: knock_out(m, SMALL, "recall", layer=1, factor="conv"), "layer 1 is lstm"),

@@ -9,6 +9,7 @@ Not here: moving activations between two prompts (`causal.patching`).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
@@ -242,7 +243,7 @@ def _heads(heads: int | Sequence[int] | None, count: int) -> list[int]:
         return list(range(count))
     heads = [heads] if isinstance(heads, int) else heads
     for head in heads:
-        if not 0 <= head < count:
+        if not isinstance(head, Integral) or not 0 <= head < count:
             raise UserError(f"the layer has {count} heads or channels, 0 to {count - 1}; got {shown(head)}")
     return list(heads)
 
