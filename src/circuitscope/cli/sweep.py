@@ -233,8 +233,9 @@ def _summarize(found: "Sweep") -> None:
     except UserError:  # no axis of numbers, or nothing is done
         return
     wide = {(row.panel, row.line): row for row in windows(cells).itertuples()}
-    rows = []
-    for row in choices(cells).itertuples():
+    rows: list[list[str]] = []
+    chosen: list[Any] = list(choices(cells).itertuples())
+    for row in chosen:
         window: Any = wide.get((row.panel, row.line))
         decades = "" if window is None else ("at least " if window.at_least else "") + _interval(window, ".2f")
         cell = (str(row.line), str(row.panel))

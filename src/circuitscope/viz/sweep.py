@@ -210,8 +210,8 @@ class _Drawing:
                         self._keep(MISSING[step][0], panel, line, drawn)
                         bottom += height
             if len(self.lines) > 1:
-                beside, before = axes.get_yaxis_transform(), [-0.006 - 0.008 * self.columns, -0.003 * self.columns]
-                axes.plot(before, [i + 0.5] * 2, transform=beside, color=colour, ls=style, lw=2, clip_on=False)
+                beside, dash = axes.get_yaxis_transform(), [-0.006 - 0.008 * self.columns, -0.003 * self.columns]
+                axes.plot(dash, [i + 0.5] * 2, transform=beside, color=colour, ls=style, lw=2, clip_on=False)
         axes.set_ylim(len(self.lines), 0)
         axes.set_yticks([])
         axes.spines[["left", "right", "top"]].set_visible(False)
