@@ -65,3 +65,13 @@ def test_the_public_functions_keep_their_names_and_signatures():
 
 def test_a_public_function_can_be_sent_to_another_process():
     assert pickle.loads(pickle.dumps(cs.train)) is cs.train
+
+
+def test_memory_that_ran_out_is_a_failed_run_in_one_line():
+    @explained
+    def everything(sequences: int) -> torch.Tensor:
+        return torch.empty(sequences, 2**40)
+
+    with pytest.raises(cs.RunFailed, match=r"^everything: out of memory; use fewer or shorter sequences") as error:
+        everything(1000)
+    assert "\n" not in str(error.value)

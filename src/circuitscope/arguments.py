@@ -1,7 +1,7 @@
-"""Explains a call that failed because an argument has another type than annotated: one line that names the argument.
+"""Explains a call that failed because an argument has another type than annotated, or because memory ran out.
 
 A call that works is left alone: a function may take more than its annotations say. Only if a call raises an error that
-is not meant for people, its arguments are compared with the annotations.
+is not meant for people, its arguments are compared with the annotations; the one line names the argument.
 """
 
 import builtins
@@ -17,7 +17,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def explained(function: Function) -> Function:
-    """The same function; an error that comes from an argument of another type is a UserError that says so."""
+    """The same function; an error that comes from an argument of another type is a UserError that says so.
+
+    One that says that there was not enough memory is a RunFailed.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -45,9 +48,11 @@ def _watched(found: Iterator[Any], function: Any, args: Any, kwargs: Any) -> Ite
 
 
 def _explain(function: Any, args: Any, kwargs: Any, error: Exception) -> None:
-    """Raises a UserError if an argument has another type than annotated."""
+    """Raises a UserError if an argument has another type than annotated, or a RunFailed if memory ran out."""
     from beartype import BeartypeConf
     from beartype.door import is_bearable
+
+    from circuitscope.memory import ran_out  # which imports torch
 
     conf = BeartypeConf(is_pep484_tower=True)  # an int will do where a float is asked for
 
@@ -61,6 +66,9 @@ def _explain(function: Any, args: Any, kwargs: Any, error: Exception) -> None:
         if _is_variadic(function, name) or is_bearable(value, hint, conf=conf):
             continue
         raise UserError(f"{function.__name__}: {name} must be {_in_words(hint)}, got {described(value)}") from error
+    if ran_out(error):
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise RunFailed(f"{function.__name__}: out of memory; use fewer or shorter sequences ({why})") from error
 
 
 class _Names(dict[str, Any]):

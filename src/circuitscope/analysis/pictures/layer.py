@@ -5,6 +5,7 @@ Only what is shown is built: one sequence, and slices of units.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -251,7 +252,7 @@ def _numbers(units: UnitChoice, finest: Product) -> list[int]:
     if isinstance(units, str):
         raise unknown("choice of heads", units, ["all", *MEANS])
     for number in units:
-        if not 0 <= number < finest.size:
+        if not isinstance(number, Integral) or not 0 <= number < finest.size:
             raise UserError(
                 f"{finest.unit} must be from 0 to {finest.size - 1}, got {shown(number)}:"
                 f" {finest.name} has {finest.size} {finest.unit}{'s' if finest.size != 1 else ''}"
