@@ -195,6 +195,7 @@ BAD = [
     ({"factors": ["pattrn"]}, "did you mean 'pattern'"),
     ({"factors": []}, "factors is empty"),
     ({"heads": [1]}, "head must be from 0 to 0, got 1"),
+    ({"heads": [None]}, "head must be from 0 to 0, got None"),
     ({"heads": [-1]}, "got -1"),
     ({"heads": "most"}, "mean_abs"),
     ({"scale": "sined"}, "did you mean 'signed'"),
