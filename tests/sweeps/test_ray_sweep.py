@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pandas as pd
@@ -93,16 +93,16 @@ def meanwhile(action):
     assert not wrong, wrong
 
 
-def wait_until(condition, seconds=120.0):
+def wait_until(condition, seconds=300.0):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "waited too long"
         time.sleep(0.05)
 
 
-def started(watch, count=1):
+def started(watch):
     """The digests of trials that are well under way."""
-    return sorted({move.digest for move in watch.moves if move.step > 40})[:count]
+    return sorted({move.digest for move in watch.moves if move.step > 40})
 
 
 @pytest.mark.slow
@@ -129,9 +129,12 @@ def test_trials_of_a_node_that_is_gone_go_on_elsewhere(cluster, local, tmp_path)
     node = cluster.list_all_nodes()[-1]
     raylet = node.all_processes["raylet"][0].process.pid
 
+    def is_there(digest):
+        with suppress(psutil.NoSuchProcess):
+            return process_of(found, digest).ppid() == raylet
+
     def remove():
-        wait_until(lambda: len(started(watch, 2)) == 2)
-        assert any(process_of(found, digest).ppid() == raylet for digest in started(watch, 2))
+        wait_until(lambda: any(is_there(digest) for digest in started(watch)))
         cluster.remove_node(node, allow_graceful=False)
 
     try:
@@ -140,6 +143,7 @@ def test_trials_of_a_node_that_is_gone_go_on_elsewhere(cluster, local, tmp_path)
     finally:
         cluster.add_node(**NODE)
     assert [row["state"] for row in rows] == ["finished"] * 2
+    assert len(watch.starts) == 3
     assert bits_are_equal(local, found)
 
 
@@ -150,17 +154,18 @@ def test_after_the_drivers_death_and_after_ctrl_c_the_same_command_goes_on(clust
     command += ["--runs", str(tmp_path / "runs"), "--executor", "ray", "--address", cluster.address]
     trials = [found.runs / trial.digest for trial in found.grid.trials]
 
-    def running(more_than: int) -> bool:
-        return any((p / "resume").is_dir() and len(list((p / "metrics.jsonl").open())) > more_than for p in trials)
+    def logged() -> int:
+        """How much the trial that is furthest has logged."""
+        return max((len(list(path.open())) for p in trials if (path := p / "metrics.jsonl").exists()), default=0)
 
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    wait_until(lambda: running(10))
+    wait_until(lambda: logged() > 20)
     driver.kill()
     driver.communicate()
-    before = sum(len(list((p / "metrics.jsonl").open())) for p in trials if (p / "metrics.jsonl").exists())
+    before = logged()
 
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    wait_until(lambda: running(before + 10))
+    wait_until(lambda: logged() > before + 10)
     driver.send_signal(signal.SIGINT)
     began = time.monotonic()
     said, _ = driver.communicate(timeout=60)

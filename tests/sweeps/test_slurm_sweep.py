@@ -50,7 +50,7 @@ def program(folder: Path, name: str, text: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def wait_until(condition, seconds=120.0):
+def wait_until(condition, seconds=300.0):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "waited too long"
