@@ -96,6 +96,7 @@ def mamba_run(tmp_path_factory):
 
     return cs.train(
         model="mamba",
+        recipe="plain",
         n_layers=1,
         length=16,
         vocab_size=2048,

@@ -41,7 +41,7 @@ def test_every_hook_is_listed_and_no_axis_is_a_bare_number(name):
 @pytest.mark.slow
 def test_a_model_that_a_width_does_not_allow_is_named_with_the_reason_and_the_others_are_listed():
     out = CliRunner().invoke(app, ["--d-model", "7"], env={"COLUMNS": "200"}, catch_exceptions=False).output
-    lines = {line.split()[0]: line for line in out.splitlines()}
+    lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     assert "not possible here: headdim must divide" in lines["mamba2"]
     assert "torch's LSTM" in lines["lstm"]
     with pytest.raises(cs.UserError, match="n_layers"):

@@ -343,6 +343,8 @@ ONE_PAIR = planted_task(vocab_size=32, length=20, pairs=1).batch(0, size=4)
         (SMALL, {"hooks": "resid_pree"}, r"did you mean"),
         (SMALL, {"hooks": ["blocks.0.mixer.hook_vv"]}, r"did you mean 'blocks\.0\.mixer\.hook_v'"),
         (SMALL, {"hooks": lambda name: False}, "no hook of the model is chosen"),
+        (SMALL, {"hooks": int}, "expected a name, a list of names or a function"),
+        (SMALL, {"hooks": [1]}, "expected a name, a list of names or a function"),
         (SMALL, {"by": "rol"}, "grouping 'rol'; did you mean 'role'"),
         (SMALL, {"hooks": "state"}, r"add up; expected by='pos'"),
         (PLAIN, {}, "keys, values and queries"),

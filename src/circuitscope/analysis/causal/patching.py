@@ -36,7 +36,7 @@ from circuitscope.analysis.reading.hooked import (
     undisturbed,
 )
 from circuitscope.arguments import explained
-from circuitscope.errors import UserError, unknown
+from circuitscope.errors import UserError, shown, unknown
 from circuitscope.lens import HookedModel, layer_of
 from circuitscope.tasks import Batch, Layout, Role, check_batch
 
@@ -168,12 +168,14 @@ def _prepared(model: HookedModel, batch: Batch, hooks: Chosen, by: By, seed: int
 
 def _names(model: HookedModel, hooks: Chosen) -> list[str]:
     known = list(model.hook_dict)
-    if callable(hooks):
+    if callable(hooks) and not isinstance(hooks, type):
         found = [name for name in known if hooks(name)]
         if not found:
             raise UserError(f"no hook of the model is chosen; it has {len(known)}, such as {', '.join(known[:3])}")
         return found
     asked = DEFAULT_HOOKS if hooks is None else [hooks] if isinstance(hooks, str) else hooks
+    if not isinstance(asked, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in asked):
+        raise UserError(f"hooks: expected a name, a list of names or a function, got {shown(hooks)}")
     aliases: dict[str, str] = getattr(model, "aliases", {})
     out: list[str] = []
     for one in asked:
