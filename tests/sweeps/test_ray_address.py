@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_local_sweep import Quiet
+from test_local_sweep import Quiet, write_grid
 
 from circuitscope.errors import UserError
 from circuitscope.sweeps import ray as ours
 from circuitscope.sweeps.executor import Job
 from circuitscope.sweeps.ray import RayExecutor
+from circuitscope.sweeps.sweep import Sweep
 
 
 @pytest.fixture
@@ -45,3 +46,14 @@ def test_without_ray_one_line_says_how_to_install_it(tmp_path, monkeypatch):
 def _alone(folder: Path, address: str | None):
     """A job through a Ray, in a process that is not connected to one."""
     return RayExecutor(address)([Job("a", "", {}, str(folder))], Quiet())
+
+
+@pytest.mark.slow
+def test_without_an_address_a_ray_is_started_here_says_nothing_and_is_gone_at_the_end(tmp_path, capfd):
+    import ray
+
+    found = Sweep.open(write_grid(tmp_path / "one", axes={"train.seed": [0]}), tmp_path / "runs")
+    (row,) = found.go(RayExecutor(workers=1), Quiet())
+    assert row["state"] == "finished"
+    assert not ray.is_initialized()
+    assert capfd.readouterr() == ("", "")

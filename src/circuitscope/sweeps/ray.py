@@ -169,6 +169,7 @@ class _Crew:
         """What a task gave; None if the job is to be started again."""
         import ray
 
+        found: Any
         try:
             found: Any = ray.get(ref)
         except ray.exceptions.RayTaskError as error:
