@@ -20,7 +20,7 @@ from circuitscope.cli.executors import Where, rows_from
 from circuitscope.errors import UserError
 from circuitscope.runs.run import Run
 from circuitscope.sweeps import ray as ours
-from circuitscope.sweeps.executor import Job
+from circuitscope.sweeps.executor import ONE_THREAD, Job
 from circuitscope.sweeps.local import LocalExecutor
 from circuitscope.sweeps.ray import RayExecutor
 from circuitscope.sweeps.sweep import Sweep
@@ -123,8 +123,26 @@ def test_a_worker_that_is_killed_is_replaced_and_every_bit_is_that_of_the_local_
     assert not list(found.runs.glob(".seen-*"))
 
 
+def warm_up() -> None:
+    """Starts a worker on every node, so that two trials start together: one of them would wait for a free worker."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(num_cpus=1, runtime_env={"env_vars": ONE_THREAD})(loaded)
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    assert ray.get([task.options(scheduling_strategy=one).remote() for one in there]) == [True] * 2
+
+
+def loaded() -> bool:
+    import circuitscope.training.trainer
+
+    return circuitscope.training.trainer is not None
+
+
 @pytest.mark.slow
 def test_trials_of_a_node_that_is_gone_go_on_elsewhere(cluster, local, tmp_path):
+    warm_up()
     found, watch = same_grid(local, tmp_path), Quiet()
     node = cluster.list_all_nodes()[-1]
     raylet = node.all_processes["raylet"][0].process.pid
