@@ -30,6 +30,7 @@ News = dict[str, Any]
 """What a task says while it runs: {"started": digest} or {"moved": …}."""
 
 _ANSWERS = 10.0  # seconds in which an address must answer
+_MAILBOX = 30.0  # seconds to wait for the mailbox before jobs are started without it
 _STORE = 100_000_000  # bytes of Ray's object store; rows are small
 
 
@@ -91,6 +92,7 @@ class _Crew:
         minutes, most = self.executor.minutes, self.executor.workers or len(self.jobs)
         deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
         task, mailbox = self._task(), self._mailbox()
+        ray.wait([mailbox.here.remote()], timeout=_MAILBOX)  # or a short job has ended before anybody hears of it
         post: Ref | None = mailbox.take.remote()
         try:
             while True:
@@ -171,7 +173,7 @@ class _Crew:
 
         found: Any
         try:
-            found: Any = ray.get(ref)
+            found = ray.get(ref)
         except ray.exceptions.RayTaskError as error:
             return failed(job, f"its task failed: {' '.join(str(error.cause or error).split())}")
         except ray.exceptions.RayError as error:  # the worker or its node has died
@@ -229,6 +231,9 @@ class _Mailbox:
     def __init__(self) -> None:
         self.news: list[News] = []
         self.arrived = asyncio.Event()
+
+    async def here(self) -> None:
+        """Returns as soon as the mailbox has been made."""
 
     async def tell(self, news: News) -> None:
         self.news.append(news)
