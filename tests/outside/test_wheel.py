@@ -65,7 +65,7 @@ def test_the_wheel_holds_the_package_with_its_page_and_probes_and_nothing_else(w
     shipped = {
         path.relative_to(source).as_posix()
         for path in (source / "circuitscope").rglob("*")
-        if path.suffix in (".py", ".js", ".css", ".html")
+        if path.suffix in (".py", ".js", ".css", ".html", ".csv")
     }
     probes = {f"circuitscope/analysis/probes/definitions/{path.name}" for path in (ROOT / "probes").iterdir()}
     assert any(name.endswith(".js") for name in shipped)

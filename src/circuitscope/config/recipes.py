@@ -254,7 +254,7 @@ def _in_text(specs: list[Any]) -> set[str]:
     return {json.dumps(mixers.mixer_config(spec).model_dump(mode="json"), sort_keys=True) for spec in specs}
 
 
-def _mixers(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _mixers(data: Mapping[Any, Any]) -> list[dict[str, Any]]:
     """The mixers of the model, each as a mapping of its name and the options given."""
     try:
         return [mixers.as_mapping(mixer) for mixer in expand_preset(_given("model", data))["mixers"]]
@@ -262,7 +262,7 @@ def _mixers(data: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise _Invalid from None
 
 
-def _given(section: str, data: Mapping[str, Any]) -> dict[str, Any]:
+def _given(section: str, data: Mapping[str, Any]) -> dict[Any, Any]:
     """The fields of a section that are given. A section that is an object gives all of its fields."""
     value = data.get(section, {})
     try:
@@ -275,7 +275,7 @@ def _given(section: str, data: Mapping[str, Any]) -> dict[str, Any]:
         raise _Invalid from None
 
 
-def _kind(section: str, given: Mapping[str, Any]) -> type[Section]:
+def _kind(section: str, given: Mapping[Any, Any]) -> type[Section]:
     """The class that has the fields of a section."""
     if section != "task":
         return ModelConfig if section == "model" else TrainConfig
@@ -290,7 +290,7 @@ def _home(path: str) -> str:
     return "model" if section == "mixer" else section
 
 
-def _set(parts: dict[str, dict[str, Any]], path: str, value: Any) -> bool:
+def _set(parts: dict[str, dict[Any, Any]], path: str, value: Any) -> bool:
     """Gives a field its value if nobody gave it one; says whether it did."""
     section, _, field = path.partition(".")
     if section == "mixer":
@@ -303,7 +303,7 @@ def _set(parts: dict[str, dict[str, Any]], path: str, value: Any) -> bool:
     return True
 
 
-def _set_on_mixers(parts: dict[str, dict[str, Any]], field: str, value: Any) -> bool:
+def _set_on_mixers(parts: dict[str, dict[Any, Any]], field: str, value: Any) -> bool:
     specs = _mixers(parts)
     open_to = [
         spec
@@ -319,12 +319,12 @@ def _set_on_mixers(parts: dict[str, dict[str, Any]], field: str, value: Any) -> 
     return bool(open_to)
 
 
-def _is_complete(given: Mapping[str, Any], kind: type[Section]) -> bool:
+def _is_complete(given: Mapping[Any, Any], kind: type[Section]) -> bool:
     """Whether every field is given that the first version of a config had, as in the folder of a run."""
     return kind.model_fields.keys() - kind.added().keys() <= given.keys()
 
 
-def _setting(parts: Mapping[str, dict[str, Any]]) -> Setting:
+def _setting(parts: Mapping[str, dict[Any, Any]]) -> Setting:
     try:
         task = tasks.task(parts["task"])
         model = ModelConfig.model_validate({**task.needs(), **parts["model"]})
