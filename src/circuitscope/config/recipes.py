@@ -66,8 +66,8 @@ def _per_token(share: float, most: int) -> "Rule":
 
 
 # The six that were searched for (studies/recipes). Their values stand here alone; those of attention are also shown by
-# `circuitscope train --help`, and a test says when the two differ. Attention and Based leave the plateau at 1/k when
-# they see the same examples again; without an end of new ones they stay there.
+# `circuitscope train --help`, and a test says when the two differ. Attention and Based leave the plateau at 1/k
+# sooner when they see the same examples again.
 
 _WITH_REPEATS: dict[str, Any] = {
     "train.lr": 1e-3,
