@@ -67,8 +67,8 @@ __all__ = [*_MODULES, *_PUBLIC]  # noqa: PLE0604
 def _bound_the_spin() -> None:
     """Threads that wait for each other spin for a fraction of a millisecond, then sleep and give up their core.
 
-    By itself GNU OpenMP lets them spin for milliseconds at each of hundreds of barriers in a training step. With another
-    busy process on the machine, the thread that is waited for has no core meanwhile. Nothing is changed if the user has
+    By itself GNU OpenMP lets them spin for milliseconds at each of hundreds of barriers in a training step. Beside a
+    busy process on the same machine, the thread that is waited for has no core meanwhile. Nothing is changed if the user has
     chosen (OMP_WAIT_POLICY, GOMP_SPINCOUNT), or if torch is loaded already: then it is too late. Processes that are
     started from here inherit the setting. Results do not depend on it.
     """
