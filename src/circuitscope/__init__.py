@@ -68,9 +68,9 @@ def _bound_the_spin() -> None:
     """Threads that wait for each other spin for a fraction of a millisecond, then sleep and give up their core.
 
     By itself GNU OpenMP lets them spin for milliseconds at each of hundreds of barriers in a training step. Beside a
-    busy process on the same machine, the thread that is waited for has no core meanwhile. Nothing is changed if the user has
-    chosen (OMP_WAIT_POLICY, GOMP_SPINCOUNT), or if torch is loaded already: then it is too late. Processes that are
-    started from here inherit the setting. Results do not depend on it.
+    busy process on the same machine, the thread that is waited for has no core meanwhile. Nothing is changed if the
+    user has chosen (OMP_WAIT_POLICY, GOMP_SPINCOUNT), or if torch is loaded already: then it is too late. Processes
+    that are started from here inherit the setting. Results do not depend on it.
     """
     if "torch" not in sys.modules and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
