@@ -1,9 +1,10 @@
 """How a layer describes itself to the rest of the package: its mixing matrices, its state transition and its state.
 
 A mixer computes z = Φ · v. Φ may be a product of matrices, and what surrounds it (a short conv before the values, a
-gate after the product) can be multiplied to it. A `Reading` lists these `Factor`s for one input, from left to right. A
-`Product` is one factor, or several multiplied, and is built for slices of its units. Scores, decay, circuits,
-interventions, probes and figures use readings and nothing else of a layer.
+gate after the product) can be multiplied to it. A `Reading` lists these `Factor`s for one input, from left to right.
+Convs that Φ itself is made with, on queries and keys, are listed beside them and multiply nothing. A `Product` is one
+factor, or several multiplied, and is built for slices of its units. Scores, decay, circuits, interventions, probes and
+figures use readings and nothing else of a layer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -202,6 +203,8 @@ class Reading:
     Args:
         shape: the shape [batch, pos, …] of that input.
         factors: the factors from left to right, the outermost first; none if there is no Φ (`no_phi` says why).
+        beside: matrices that are read and cut by themselves and multiply nothing: the convs and shifts of what Φ is
+            made from (queries and keys, B and C), and what Φ says about tokens through such a conv.
         no_composed: why the factors cannot all be multiplied; "" if they can.
         transition: the transition of the recurrent state, or a sentence that says why there is none.
         state: the recurrent state that can be read and edited, if there is one.
@@ -209,6 +212,7 @@ class Reading:
 
     shape: Sequence[int]
     factors: tuple[Factor, ...] = ()
+    beside: tuple[Factor, ...] = ()
     transition: GatedTransition | DeltaTransition | str = "the layer says nothing of a transition"
     state: State | None = None
     no_phi: str = ""
@@ -217,7 +221,7 @@ class Reading:
 
     def __repr__(self) -> str:
         size = f"{self.batch} sequences of {self.length} positions"
-        return f"Reading({size}; {self.no_phi or ', '.join(map(repr, self.factors))})"
+        return f"Reading({size}; {self.no_phi or ', '.join(map(repr, (*self.factors, *self.beside)))})"
 
     @property
     def batch(self) -> int:
@@ -243,7 +247,7 @@ class Reading:
         return self.core if self.no_composed else self.product("composed")
 
     def products(self, diagonal: bool = False) -> dict[str, Product]:
-        """Every matrix worth reading: each factor, Φ if it is a product, and all factors composed.
+        """Every matrix worth reading: each factor, Φ if it is a product, all factors composed, and those beside them.
 
         Args:
             diagonal: include the diagonal factors, which move nothing between positions.
@@ -253,14 +257,16 @@ class Reading:
             self._made.update({p.name: p for p in every} | {self.core.name: self.core})
             if not self.no_composed and len(self.factors) > len(self.core.factors):
                 self._made["composed"] = Product("composed", self.factors)
+            self._made.update({factor.name: _lone(factor) for factor in self.beside})
         return {name: product for name, product in self._made.items() if diagonal or not product.diagonal}
 
     @property
     def names(self) -> list[str]:
-        """The names that `product` accepts: each factor, "phi" and "composed"; none if there is no Φ."""
+        """The names that `product` accepts: each factor, "phi", "composed" and those beside; none if there is no Φ."""
         if not self.factors:
             return []
-        return [*(factor.name for factor in self.factors), "phi", *([] if self.no_composed else ["composed"])]
+        composed = [] if self.no_composed else ["composed"]
+        return [*(f.name for f in self.factors), "phi", *composed, *(f.name for f in self.beside)]
 
     def product(self, asked: str | Sequence[str]) -> Product:
         """A matrix by name: a factor, "phi", "composed", or several factors, multiplied in the layer's order."""
@@ -279,6 +285,13 @@ class Reading:
             raise UserError(f"factors is empty; valid: {', '.join(valid)}")
         if len(chosen) == 1 and chosen[0] in ("phi", "composed"):
             return self.product(chosen[0])
+        beside = [factor.name for factor in self.beside if factor.name in chosen]
+        if beside and len(chosen) == 1:
+            return every[chosen[0]]
+        if beside:
+            raise UserError(
+                f"{beside[0]} is part of how Φ is made, so no other factor is multiplied by it; ask for it alone"
+            )
         for name in chosen:
             if name not in names:
                 raise unknown("factor", name, valid if len(chosen) == 1 else names)
