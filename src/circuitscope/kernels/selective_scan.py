@@ -99,7 +99,7 @@ def selective_scan(
 
     Half-precision tensors on a CPU are computed in float32 and returned in their own dtype.
     """
-    _check(dt, A, B, C, D, x, initial)
+    check_scan(dt, A, B, C, D, x, initial)
     if NUMBA.serves(x):
         args = [None if tensor is None else tensor.float() for tensor in (x, dt, A, B, C, D, initial)]
         y: Tensor = _SelectiveScan.apply(*args)  # type: ignore[no-untyped-call]
@@ -116,7 +116,7 @@ def _scan_by_mamba_ssm(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D
     return y.mT
 
 
-def _check(
+def check_scan(
     dt: Tensor,
     A: Tensor,
     B: Tensor,
@@ -157,7 +157,7 @@ def _states(
     added: Float[Tensor, "batch pos channel state"] | None = None,
 ) -> Float[Tensor, "batch pos channel state"]:
     """Every h_t = exp(Δ_t A) ⊙ h_{t−1} + Δ_t B_t x_t + added_t, differentiable, in torch on every device."""
-    _check(dt, A, B, B, None, x, initial)
+    check_scan(dt, A, B, B, None, x, initial)
     h = x.new_zeros(x.shape[0], *A.shape) if initial is None else initial
     states = []
     for t in range(x.shape[1]):
@@ -214,7 +214,7 @@ def selective_scan_phi(
     most 1, and no state axis in memory. Channels are independent, so pass slices of dt, A and D to bound
     the result.
     """
-    _check(dt, A, B, C, D)
+    check_scan(dt, A, B, C, D)
     if not NUMBA.serves(dt):
         return selective_scan_phi_reference(dt, A, B, C, D)
     args = [None if tensor is None else tensor.float() for tensor in (dt, A, B, C, D)]
@@ -232,7 +232,7 @@ def selective_scan_phi_profile(
     D: Float[Tensor, " channel"] | None = None,
 ) -> Float[Tensor, "batch channel lag"]:
     """The mean of |Φ_{i,i−lag}| over i, for every channel and lag, without Φ in memory and without gradients."""
-    _check(dt, A, B, C, D)
+    check_scan(dt, A, B, C, D)
     batch, length, channels = dt.shape
     if not NUMBA.serves(dt):
         profile = dt.new_empty(batch, channels, length)

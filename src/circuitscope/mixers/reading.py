@@ -16,11 +16,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from circuitscope.errors import UserError, unknown
+from circuitscope.kernels.edge_sums import EdgeList, EdgeSums, Surroundings
 
 Unit = Literal["head", "channel"]
 Matrix = Float[Tensor, "one_or_batch unit dest src"]
 Build = Callable[[slice], Tensor]
 Profile = Float[Tensor, "batch unit lag"]
+OnEdges = Callable[[slice, EdgeList, Surroundings | None], tuple[EdgeSums, EdgeSums | None]]
 
 SLICE_BYTES = 8e6  # size of the matrices built at once: arrays of this size stay in a CPU's cache
 
@@ -40,6 +42,9 @@ class Factor:
         without_skip: builds it without its direct term D δ_ij, if it has one.
         profile: gives m(δ), the mean of |M_ij| at i − j = δ, and the same without the skip term. Only for factors
             where this is faster than building the matrix.
+        on_edges: gives the sums over edges of its matrix and of its surroundings' product, without building either.
+            Only for factors that have a kernel for it.
+        taps: its weights by lag [unit, lag], where it is one short causal conv for all sequences.
     """
 
     name: str
@@ -53,6 +58,8 @@ class Factor:
     hook: str = ""
     without_skip: Build | None = None
     profile: Callable[[slice], tuple[Profile, Profile]] | None = None
+    on_edges: OnEdges | None = None
+    taps: Float[Tensor, "unit lag"] | None = None
 
     def __repr__(self) -> str:
         return f"Factor({self.name!r}, {self.size} {self.unit}{'s' if self.size > 1 else ''})"

@@ -1,5 +1,6 @@
 """All circuit scores of one model as tidy rows: what `analyze` saves for a checkpoint."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,11 +13,11 @@ from circuitscope.analysis.reading.gradients import without_gradients
 from circuitscope.analysis.reading.opened import Walk, opened
 from circuitscope.analysis.registry import Row, analysis
 from circuitscope.analysis.scores.answers import Answers, answers
-from circuitscope.analysis.scores.edges import Edges
 from circuitscope.analysis.scores.head_weights import compositions, copying_scores, distinct
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
+from circuitscope.analysis.scores.of_layers import EdgeSets, layer_weights
 from circuitscope.analysis.scores.registry import SCORES, Score, row_score
-from circuitscope.analysis.scores.weight_on_edges import summarize, weightings_of, weights_on
+from circuitscope.analysis.scores.weight_on_edges import summarize
 from circuitscope.lens import HookedModel
 from circuitscope.tasks import Batch
 
@@ -60,37 +61,29 @@ def score_rows(model: HookedModel, data: HeldOut, names: Sequence[str]) -> Itera
     """
     where, target = data.own.labelled()
     own = opened(model).walk(data.own.tokens, at=where if "model" in names else None)
-    yield from _matrix_rows(own, data.edges(names, "own"))
+    if edges := data.edges(names, "own"):
+        yield from _matrix_rows(own, edges)
+    else:
+        deque(own, maxlen=0)  # the pass that gives the logits
     if "model" in names:
         yield from model_rows(answers(own.logit_slices(), target), data.own)
-    if data.repeats is not None and (sets := data.edges(names, "repeats")):
-        yield from _matrix_rows(opened(model).walk(data.repeats.tokens), sets)
+    if data.repeats is not None and (edges := data.edges(names, "repeats")):
+        yield from _matrix_rows(opened(model).walk(data.repeats.tokens), edges)
     for rows in (SCORES[name].rows for name in names):
         if rows is not None:
             yield from rows(model, data)
 
 
-def _matrix_rows(walk: Walk, sets: list[Edges]) -> Iterator[Row]:
-    whole: Tensor | None = None
-    for layer, product, units, matrix in walk.matrices():
+def _matrix_rows(walk: Walk, edges: EdgeSets) -> Iterator[Row]:
+    for layer, product, of_units, whole in layer_weights(walk, edges):
         place: dict[str, Any] = {"layer": layer, "factor": product.name, "unit": product.unit}
-        for (name, weighting), per_sequence in weights_on(sets, matrix, weightings_of(product)).items():
+        for (name, weighting), per_sequence in of_units.items():
             value, stderr, n = summarize(per_sequence)
-            for i, (v, e) in enumerate(zip(value.tolist(), stderr.tolist(), strict=True)):
-                yield _row(name, weighting, v, e, n, head=units.start + i, **place)
-        if product.size == 1 and product.unit == "head":  # the only head is the whole layer
-            continue
-        part = matrix.abs().sum(dim=1, keepdim=True) if matrix.stride(0) else _shared(matrix)
-        whole = part if units.start == 0 or whole is None else whole + part
-        if units.stop == product.size:
-            for (name, weighting), per_sequence in weights_on(sets, whole, ["abs"]).items():
-                value, stderr, n = summarize(per_sequence)
-                yield _row(name, weighting, value.item(), stderr.item(), n, **place)
-
-
-def _shared(matrix: Tensor) -> Tensor:
-    """Σ over heads of |M| where all sequences share one matrix."""
-    return matrix[:1].abs().sum(dim=1, keepdim=True).expand(len(matrix), -1, -1, -1)
+            for head, (v, e) in enumerate(zip(value.tolist(), stderr.tolist(), strict=True)):
+                yield _row(name, weighting, v, e, n, head=head, **place)
+        for name, per_sequence in whole.items():
+            value, stderr, n = summarize(per_sequence)
+            yield _row(name, "abs", value.item(), stderr.item(), n, **place)
 
 
 @row_score(
