@@ -12,14 +12,14 @@ PACKAGE = Path(circuitscope.__file__).parent
 FLOORS = [  # a room imports from the floors below its own
     {"__main__"},
     {"cli"},
-    {"sweeps", "studies", "api", "zoom"},
+    {"sweeps", "studies", "api", "zoom", "checkup"},
     {"viz", "analysis", "training"},
     {"runs"},
     {"config"},
     {"models", "tasks"},
     {"mixers"},
     {"kernels"},
-    {"errors", "arguments", "explain", "section", "registry", "memory", "progress", "hooks", "lens"},
+    {"errors", "arguments", "explain", "section", "registry", "memory", "progress", "hooks", "lens", "devices"},
 ]
 SIDEWAYS = {("viz", "analysis")}
 GROUND = FLOORS[-1]

@@ -78,6 +78,11 @@ def _import(path: str) -> tuple[Any, str]:
         return None, f"cannot be imported ({type(error).__name__}: {said})"
 
 
+def only_deterministic() -> bool:
+    """Whether only kernels that give the same bits each time may serve: torch would raise an error at any other."""
+    return torch.get_deterministic_debug_mode() == 2
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -96,7 +101,12 @@ def _flash_attn_limits(device: torch.device, d_head: int = 1, bias: bool = False
 
 
 def _mamba_ssm_limits(device: torch.device, state: int = 1, initial: bool = False) -> str:
-    """selective_scan.cpp checks the size of the state; selective_scan_fn starts from the state 0."""
+    """selective_scan.cpp checks the size of the state; selective_scan_fn starts from the state 0.
+
+    Its backward pass adds gradients by atomics, in no fixed order.
+    """
+    if only_deterministic():
+        return "adds gradients in no fixed order, and only deterministic kernels are asked for"
     if initial:
         return "takes no initial state"
     return "" if state <= 256 else f"takes a state of at most 256, not {state}"

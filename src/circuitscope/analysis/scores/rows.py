@@ -9,6 +9,7 @@ from torch import Tensor
 
 from circuitscope.analysis.checkpoints.in_order import readable_at_once
 from circuitscope.analysis.reading.gradients import without_gradients
+from circuitscope.analysis.reading.hooked import on_device_of
 from circuitscope.analysis.reading.opened import Walk, opened
 from circuitscope.analysis.registry import Row, analysis
 from circuitscope.analysis.scores.answers import Answers, answers
@@ -16,7 +17,8 @@ from circuitscope.analysis.scores.edges import Edges
 from circuitscope.analysis.scores.head_weights import compositions, copying_scores, distinct
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.registry import SCORES, Score, row_score
-from circuitscope.analysis.scores.weight_on_edges import summarize, weightings_of, weights_on
+from circuitscope.analysis.scores.weight_on_edges import PerSequence, summarize, weightings_of, weights_on
+from circuitscope.devices import on_cpu
 from circuitscope.lens import HookedModel
 from circuitscope.tasks import Batch
 
@@ -60,32 +62,44 @@ def score_rows(model: HookedModel, data: HeldOut, names: Sequence[str]) -> Itera
     """
     where, target = data.own.labelled()
     own = opened(model).walk(data.own.tokens, at=where if "model" in names else None)
-    yield from _matrix_rows(own, data.edges(names, "own"))
-    if "model" in names:
-        yield from model_rows(answers(own.logit_slices(), target), data.own)
+    weights = list(_weights(own, data.edges(names, "own")))
+    given = answers(own.logit_slices(), on_device_of(model, target)) if "model" in names else ()
+    found = on_cpu([*(per_sequence for _, per_sequence in weights), *given])
+    yield from _weight_rows(weights, found[: len(weights)])
+    if given:
+        yield from model_rows(Answers(*found[len(weights) :]), data.own)
     if data.repeats is not None and (sets := data.edges(names, "repeats")):
-        yield from _matrix_rows(opened(model).walk(data.repeats.tokens), sets)
+        weights = list(_weights(opened(model).walk(data.repeats.tokens), sets))
+        yield from _weight_rows(weights, on_cpu([per_sequence for _, per_sequence in weights]))
     for rows in (SCORES[name].rows for name in names):
         if rows is not None:
             yield from rows(model, data)
 
 
-def _matrix_rows(walk: Walk, sets: list[Edges]) -> Iterator[Row]:
+def _weights(walk: Walk, sets: list[Edges]) -> Iterator[tuple[dict[str, Any], PerSequence]]:
+    """Weights on edges, where the model is, each with what its rows say besides; `first` is the first of the heads."""
     whole: Tensor | None = None
     for layer, product, units, matrix in walk.matrices():
+        sets = [edges.to(matrix.device) for edges in sets]
         place: dict[str, Any] = {"layer": layer, "factor": product.name, "unit": product.unit}
         for (name, weighting), per_sequence in weights_on(sets, matrix, weightings_of(product)).items():
-            value, stderr, n = summarize(per_sequence)
-            for i, (v, e) in enumerate(zip(value.tolist(), stderr.tolist(), strict=True)):
-                yield _row(name, weighting, v, e, n, head=units.start + i, **place)
+            yield {"score": name, "weighting": weighting, "first": units.start, **place}, per_sequence
         if product.size == 1 and product.unit == "head":  # the only head is the whole layer
             continue
         part = matrix.abs().sum(dim=1, keepdim=True) if matrix.stride(0) else _shared(matrix)
         whole = part if units.start == 0 or whole is None else whole + part
         if units.stop == product.size:
             for (name, weighting), per_sequence in weights_on(sets, whole, ["abs"]).items():
-                value, stderr, n = summarize(per_sequence)
-                yield _row(name, weighting, value.item(), stderr.item(), n, **place)
+                yield {"score": name, "weighting": weighting, "first": None, **place}, per_sequence
+
+
+def _weight_rows(weights: list[tuple[dict[str, Any], PerSequence]], found: list[PerSequence]) -> Iterator[Row]:
+    """The rows of `_weights`, whose values are now on the CPU."""
+    for (place, _), per_sequence in zip(weights, found, strict=True):
+        of = {key: part for key, part in place.items() if key != "first"}
+        value, stderr, n = summarize(per_sequence)
+        for i, (v, e) in enumerate(zip(value.tolist(), stderr.tolist(), strict=True)):
+            yield _row(value=v, stderr=e, n=n, head=None if place["first"] is None else place["first"] + i, **of)
 
 
 def _shared(matrix: Tensor) -> Tensor:
@@ -108,7 +122,8 @@ def copying_rows(model: HookedModel, data: HeldOut) -> Iterator[Row]:
         if distinct(values):  # a task may bind two keys to one value
             blocks["copying_values"] = values
     for name, tokens in blocks.items():
-        for layer, per_sequence in copying_scores(model, tokens).items():
+        scores = copying_scores(model, tokens)
+        for layer, per_sequence in zip(scores, on_cpu(list(scores.values())), strict=True):
             value, stderr, n = summarize(per_sequence)
             for head, (v, e) in enumerate(zip(value.tolist(), stderr.tolist(), strict=True)):
                 yield _row(name, "share", v, e, n, layer=layer, head=head, factor="ov", unit="head")
