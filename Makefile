@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 TESTABLE := .venv/.testable
 PIP := $(BIN)/python -m pip install --quiet -c constraints.txt
 
-.PHONY: install demo chromium test test-fast lint types reference reached bench soak fuzz clean
+.PHONY: install demo chromium test test-fast lint types reference reached bench soak fuzz test-gpu clean
 
 install: $(INSTALLED)
 
@@ -61,6 +61,10 @@ test: lint types chromium
 # Without what takes its time: tests marked slow, and the enforcement of annotations at run time.
 test-fast: lint types chromium
 	$(PYTEST) -m "not slow" -o addopts="-ra --strict-markers --strict-config"
+
+# The tests that need a CUDA device, on one worker: they share the GPU. `circuitscope doctor --check` is the quick check.
+test-gpu: $(TESTABLE)
+	$(BIN)/python -m pytest -m gpu
 
 bench: $(TESTABLE)
 	$(BIN)/python -m benchmarks

@@ -13,14 +13,14 @@ FLOORS = [  # a room imports from the floors below its own
     {"__main__"},
     {"cli"},
     {"studies"},
-    {"sweeps", "api", "zoom"},
+    {"sweeps", "api", "zoom", "checkup"},
     {"viz", "analysis", "training"},
     {"runs"},
     {"config"},
     {"models", "tasks"},
     {"mixers"},
     {"kernels"},
-    {"errors", "arguments", "explain", "section", "registry", "memory", "progress", "hooks", "lens"},
+    {"errors", "arguments", "explain", "section", "registry", "memory", "progress", "hooks", "lens", "devices"},
 ]
 SIDEWAYS = {("viz", "analysis")}
 GROUND = FLOORS[-1]

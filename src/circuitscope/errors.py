@@ -26,6 +26,10 @@ class RunFailed(_OneLine):
     """A run started and could not continue. The command line exits with code 1."""
 
 
+class Diverged(RunFailed):
+    """A loss, a gradient or a weight of a run is not finite."""
+
+
 class Stopped(_OneLine):
     """Ctrl-C or another signal stopped the work. The command line prints the message and exits with this code."""
 

@@ -31,6 +31,12 @@ def ran_out(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
+def out_of_memory_in_words(error: BaseException) -> str:
+    """What torch or Python says about missing memory, without the advice that follows on a GPU."""
+    said = " ".join(str(error).split()) or "no more can be had"
+    return ". ".join(said.split(". ")[:2]).rstrip(".")
+
+
 def keep_freed_memory() -> None:
     """Lets glibc keep freed blocks of up to 32 MB for the next step instead of returning them to the system.
 

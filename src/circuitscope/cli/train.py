@@ -134,6 +134,14 @@ def train(
             help="auto (bfloat16 on CUDA), float32 or bfloat16.", rich_help_panel=_OPTIMIZE, show_default="auto"
         ),
     ] = None,
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="On a GPU, only kernels that give the same bits each time; on a CPU all do.",
+            rich_help_panel=_OPTIMIZE,
+        ),
+    ] = False,
     threads: Annotated[
         int | None, typer.Option(help="CPU threads.", rich_help_panel=_OPTIMIZE, show_default="torch's choice")
     ] = None,
@@ -242,6 +250,7 @@ def train(
         "train.early_stop": early_stop,
         "train.device": device,
         "train.precision": precision,
+        "train.deterministic": deterministic or None,
         "train.threads": threads,
         "train.save_every": save_every,
         "train.save_schedule": save_schedule,

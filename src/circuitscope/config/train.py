@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from circuitscope.section import Added, DefaultBy, Section, Unit
 
 _RECORDS = {"log_every", "save_every", "save_schedule", "resume_every", "keep_resume", "tensorboard", "wandb"}
-_MACHINE = {"device", "threads"}
+_MACHINE = {"device", "threads", "deterministic"}
 _EVALUATION = {"eval_every", "eval_batches", "eval_batch_size", "early_stop"}
 
 
@@ -115,6 +115,11 @@ class TrainConfig(Section):
     precision: Annotated[
         Literal["auto", "float32", "bfloat16"], DefaultBy("auto: bfloat16 autocast on CUDA, float32 elsewhere")
     ] = Field(default="auto", description="number format of the computation; the weights are float32")
+    deterministic: Annotated[bool, Added(4, before=False)] = Field(
+        default=False,
+        description="on a GPU, use only kernels that give the same bits each time, also where others are faster; on a"
+        " CPU all are",
+    )
     tensorboard: bool = Field(default=False, description="also write TensorBoard events into the run's folder")
     wandb: str | None = Field(default=None, description="also log to this Weights & Biases project; none: do not")
 

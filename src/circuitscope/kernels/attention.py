@@ -33,7 +33,7 @@ def fused_attention(
     scaled_dot_product_attention does.
     """
     if FLASH_ATTN.serves(q, d_head=q.shape[-1], bias=bias is not None):
-        out: Tensor = FLASH_ATTN(q, k, v, causal=True)
+        out: Tensor = FLASH_ATTN(q, k, v, causal=True, deterministic=torch.are_deterministic_algorithms_enabled())
         return out
     mask = None
     if bias is not None:

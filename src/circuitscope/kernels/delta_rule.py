@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from circuitscope.devices import widest
 from circuitscope.kernels.backends import FLA_DELTA, FLA_GATED_DELTA, TRITON_DELTA_STATES
-from circuitscope.kernels.ssd import segment_decay, split_chunks, widest
+from circuitscope.kernels.ssd import segment_decay, split_chunks
 
 
 def delta_rule_reference(

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from numba import prange
 from torch import Tensor
 
+from circuitscope.devices import widened
 from circuitscope.kernels.backends import NUMBA
 from circuitscope.kernels.long_conv import toeplitz
 from circuitscope.kernels.numba_simd import LANES, kernel, lane_sum, load, magnitude, splat, task
@@ -92,8 +93,8 @@ def edge_sums_reference(matrix: Float[Tensor, "batch unit dest src"], edges: Edg
     return EdgeSums(
         zeros.index_add(0, at, share).view(shape),
         zeros.index_add(0, at, share.abs()).view(shape),
-        entries.abs().sum(1).double(),
-        mass.sum(1).double(),
+        widened(entries.abs().sum(1)),
+        widened(mass.sum(1)),
     )
 
 

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
+from circuitscope.devices import widened
 from circuitscope.kernels.linear_scan import linear_scan
 from circuitscope.kernels.long_conv import long_conv
 
@@ -107,10 +108,10 @@ def shift_ssm(
 def _discretize(
     params: S4DParams,
 ) -> tuple[Complex[Tensor, "channel state"], Complex[Tensor, "channel state"], Complex[Tensor, "channel state"]]:
-    """Ā, B̄ and C, in complex128."""
-    A = torch.complex(-params.log_A_real.double().exp(), params.A_imag.double())
-    C = torch.view_as_complex(params.C.double().contiguous())
-    dt = params.log_dt.double().exp()[:, None]
+    """Ā, B̄ and C, in complex128, or in complex64 on a device without float64."""
+    A = torch.complex(-widened(params.log_A_real).exp(), widened(params.A_imag))
+    C = torch.view_as_complex(widened(params.C).contiguous())
+    dt = widened(params.log_dt).exp()[:, None]
     dtA = dt * A
     if params.discretization == "zoh":
         return dtA.exp(), dt * _expm1_over(dtA), C
@@ -120,8 +121,8 @@ def _discretize(
 
 
 def _expm1_over(z: Complex[Tensor, "*shape"]) -> Complex[Tensor, "*shape"]:
-    """(e^z − 1)/z without cancellation: near 0 its series, whose next term is below 1e-16."""
-    small = z.abs() < 1e-3
+    """(e^z − 1)/z without cancellation: near 0 its series, whose next term is below the last digit of its numbers."""
+    small = z.abs() < (1e-3 if z.dtype == torch.complex128 else 0.1)
     safe = torch.where(small, torch.ones_like(z), z)
     series = 1 + z / 2 * (1 + z / 3 * (1 + z / 4 * (1 + z / 5 * (1 + z / 6))))
     return torch.where(small, series, (safe.exp() - 1) / safe)

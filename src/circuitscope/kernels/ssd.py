@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from circuitscope.kernels.backends import FLA_SSD
+from circuitscope.devices import widened
+from circuitscope.kernels.backends import FLA_SSD, only_deterministic
 from circuitscope.kernels.linear_scan import linear_scan
 
 
@@ -126,7 +127,7 @@ class _SegmentDecay(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, log_a: Tensor) -> Tensor:
-        total = log_a.to(widest(log_a.device)).cumsum(-1)
+        total = _running_sum(widened(log_a))
         future = torch.ones(2 * total.shape[-1:], dtype=torch.bool, device=total.device).triu_(1)
         decay = torch.sub(total[..., :, None], total[..., None, :]).to(log_a.dtype)
         decay.masked_fill_(future, float("-inf")).exp_()
@@ -138,13 +139,14 @@ class _SegmentDecay(torch.autograd.Function):
         (decay,) = ctx.saved_tensors
         E = grad * decay
         E.diagonal(dim1=-2, dim2=-1).zero_()  # Γ_ii is 1 whatever log_a is
-        d_log_a: Tensor = (E.sum(-1) - E.sum(-2)).flip(-1).cumsum(-1).flip(-1)
-        return d_log_a
+        return _running_sum((E.sum(-1) - E.sum(-2)).flip(-1)).flip(-1)
 
 
-def widest(device: torch.device) -> torch.dtype:
-    """float64, except on devices that do not have it."""
-    return torch.float32 if device.type == "mps" else torch.float64
+def _running_sum(x: Float[Tensor, "... pos"]) -> Float[Tensor, "... pos"]:
+    """Σ_{k≤i} x_k. cumsum adds in no fixed order on CUDA; if only deterministic kernels may serve, it is a product."""
+    if x.device.type == "cuda" and only_deterministic():
+        return x @ torch.ones(2 * x.shape[-1:], dtype=x.dtype, device=x.device).triu()
+    return x.cumsum(-1)
 
 
 def split_chunks(length: int, chunk: int) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from jaxtyping import Float
 from numba import prange
 from torch import Tensor
 
+from circuitscope.devices import widened, widest
 from circuitscope.kernels.backends import NUMBA, TRITON_WKV, first_that_serves
 from circuitscope.kernels.linear_scan import linear_scan
 from circuitscope.kernels.numba_simd import (
@@ -80,7 +81,7 @@ def wkv_with_state_edit(
     one = (maximum.detach() - maximum).exp().to(k.dtype)[..., None]  # has the gradient of the states' scale
     shown = torch.cat([states * one, maximum.to(k.dtype)[..., None]], dim=-1)
     edited = edit(shown.clone())
-    written = maximum + (edited - shown)[..., 2].double()  # not edited[..., 2]: max has digits that are not shown
+    written = maximum + widened((edited - shown)[..., 2])  # not edited[..., 2]: max has digits that are not shown
     scale = torch.maximum(maximum, _running_maximum(w, written.where(written > maximum, _NONE))).detach()
     new, old = ((m - scale).exp().to(k.dtype)[..., None] for m in (written, maximum))
     delta = new * edited[..., :2] - old * shown[..., :2]
@@ -109,7 +110,7 @@ def _read_out(
 ) -> Float[Tensor, "batch pos channel"]:
     """y_t from the state before t and the current position's own k and v."""
     m = F.pad(scale, (0, 0, 1, 0), value=_NONE)[:, :-1]
-    current = u.double() + k.double()
+    current = widened(u) + widened(k)
     top = torch.maximum(m, current).detach()
     past, now = (m - top).exp().to(k.dtype), (current - top).exp().to(k.dtype)
     num, den = F.pad(states, (0, 0, 0, 0, 1, 0))[:, :-1].unbind(-1)
@@ -118,15 +119,15 @@ def _read_out(
 
 def _running_maximum(w: Tensor, k: Tensor) -> Tensor:
     """m_t = max(m_{t−1} − w, k_t) in float64: m_t + t w is the running maximum of k_j + j w."""
-    age = torch.arange(k.shape[1], dtype=torch.float64, device=k.device)[:, None] * w.double()
-    return (k.double() + age).cummax(1).values - age
+    age = torch.arange(k.shape[1], dtype=widest(k.device), device=k.device)[:, None] * widened(w)
+    return (widened(k) + age).cummax(1).values - age
 
 
 def _scales(w: Tensor, k: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
     """e^{m_{t−1} − w − m_t} and e^{k_t − m_t}. The exponents are formed in float64."""
     before = F.pad(m, (0, 0, 1, 0), value=_NONE)[:, :-1]
     # rounding may leave a difference just above 0; its exponential is still 1 to all digits kept
-    return (before - w.double() - m).exp().to(k.dtype), (k.double() - m).exp().to(k.dtype)
+    return (before - widened(w) - m).exp().to(k.dtype), (widened(k) - m).exp().to(k.dtype)
 
 
 def wkv_phi(
@@ -139,9 +140,9 @@ def wkv_phi(
     difference to the row's maximum is then right to the last digit that matters.
     """
     length = k.shape[1]
-    age = torch.arange(length, dtype=torch.float64, device=k.device)[:, None]
-    past = (k.double() + age * w.double()).transpose(1, 2)
-    own = past + (u.double() - w.double())[:, None]
+    age = torch.arange(length, dtype=widest(k.device), device=k.device)[:, None]
+    past = (widened(k) + age * widened(w)).transpose(1, 2)
+    own = past + (widened(u) - widened(w))[:, None]
     before = F.pad(past, (1, 0), value=_NONE)[..., :-1].detach().cummax(-1).values
     top = torch.maximum(before, own.detach())
     future = torch.ones(length, length, dtype=torch.bool, device=k.device).triu()

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from circuitscope.devices import widened
 from circuitscope.hooks import hook
 from circuitscope.kernels.short_conv import token_shift, token_shift_phi
 from circuitscope.kernels.wkv import wkv, wkv_phi, wkv_with_state_edit
@@ -103,7 +104,7 @@ class RWKV(nn.Module):
         """diag(σ(r)) · the row-normalized weights and, per channel of x, the shift before the values."""
         k, _, r, (shift_k, shift, shift_r) = self._into(x)
         w, u, n = self.time_decay.exp(), self.time_first, self.n_heads
-        rate = -self.time_decay.double().exp()[:, None]  # for numerator and denominator; z is their ratio
+        rate = -widened(self.time_decay).exp()[:, None]  # for numerator and denominator; z is their ratio
         return Reading(
             x.shape,
             factors=(

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
+from circuitscope.devices import widened
 from circuitscope.hooks import hook
 from circuitscope.kernels.long_conv import long_conv, toeplitz
 from circuitscope.kernels.s4d import S4DParams, s4d_kernel, s4d_lin, s4d_with_state_edit
@@ -80,10 +81,10 @@ def s4d_transition(params: S4DParams, length: int) -> GatedTransition:
 
     log |Ā_n| is Δ Re A by zero-order hold, and log |(1 + ΔA/2)/(1 − ΔA/2)| by the bilinear rule.
     """
-    dt = params.log_dt.double().exp()[:, None]
-    rate: Tensor = -dt * params.log_A_real.double().exp()
+    dt = widened(params.log_dt).exp()[:, None]
+    rate: Tensor = -dt * widened(params.log_A_real).exp()
     if params.discretization == "bilinear":
-        half = torch.complex(rate, dt * params.A_imag.double()) / 2
+        half = torch.complex(rate, dt * widened(params.A_imag)) / 2
         rate = ((1 + half) / (1 - half)).abs().log()
     return GatedTransition(torch.ones(1, length, len(rate), device=rate.device), rate)
 

@@ -5,13 +5,14 @@ import queue
 import re
 import threading
 from collections.abc import Callable, Iterable
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from circuitscope.errors import RunFailed, UserError
+from circuitscope.errors import Diverged, RunFailed, UserError
 from circuitscope.runs.damage import DamagedFile, OtherRun, warn_once
 from circuitscope.runs.store import metadata_of, read_tensors, remove_leftovers, write_tensors
 
@@ -19,6 +20,7 @@ _NAME = re.compile(r"step-(\d{8,})\.safetensors")
 _WAITING = 2  # snapshots in memory before training waits for the disk
 
 Tensors = dict[str, torch.Tensor]
+Coming = Callable[[], Tensors]  # waits until copies are on the CPU, and gives them
 
 
 class ResumePoint(NamedTuple):
@@ -119,7 +121,7 @@ class CheckpointWriter(Checkpoints):
         for folder in (run, self.folder, self.resume_folder):
             folder.mkdir(exist_ok=True)
             remove_leftovers(folder)
-        self._queue: queue.Queue[tuple[Path, int, Tensors] | None] = queue.Queue(maxsize=_WAITING)
+        self._queue: queue.Queue[tuple[Path, int, Coming] | None] = queue.Queue(maxsize=_WAITING)
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="checkpoint-writer", daemon=True)
 
@@ -135,25 +137,28 @@ class CheckpointWriter(Checkpoints):
 
     def save(self, step: int, model: nn.Module) -> None:
         """Saves a checkpoint of the weights as they are now."""
-        self._put(self.folder / checkpoint_name(step), step, snapshot(model.state_dict().items()))
+        self._put(self.folder / checkpoint_name(step), step, begin_snapshot(step, model.state_dict().items()))
 
     def save_resume_point(self, step: int, model: nn.Module, moments: Tensors) -> None:
         """Saves the weights and the optimizer as they are now; of the older points, `keep_resume` stay."""
         weights = ((f"weight.{name}", tensor) for name, tensor in model.state_dict().items())
-        self._put(self.resume_folder / checkpoint_name(step), step, snapshot([*weights, *moments.items()]))
+        coming = begin_snapshot(step, [*weights, *moments.items()])
+        self._put(self.resume_folder / checkpoint_name(step), step, coming)
 
     def flush(self) -> None:
         """Waits until everything is on the disk, and raises an error if something could not be written."""
         self._queue.join()
         self._raise_error()
 
-    def _put(self, path: Path, step: int, tensors: Tensors) -> None:
+    def _put(self, path: Path, step: int, coming: "Coming") -> None:
         self._raise_error()
-        self._queue.put((path, step, tensors))
+        self._queue.put((path, step, coming))
 
     def _raise_error(self) -> None:
         if self._error is not None:
             error, self._error = self._error, None
+            if isinstance(error, Diverged):
+                raise error
             raise RunFailed(f"cannot save: {error}; what was saved before is intact") from error
 
     def _work(self) -> None:
@@ -166,7 +171,8 @@ class CheckpointWriter(Checkpoints):
             finally:
                 self._queue.task_done()
 
-    def _write(self, path: Path, step: int, tensors: Tensors) -> None:
+    def _write(self, path: Path, step: int, coming: "Coming") -> None:
+        tensors = coming()
         if path.exists():
             if self._holds(path, step, tensors):
                 self.written += 1
@@ -224,6 +230,57 @@ def spread(steps: list[int], keep: int) -> list[int]:
 def snapshot(tensors: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
     """Copies of the tensors, on the CPU."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}
+
+
+def begin_snapshot(step: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> Coming:
+    """Begins to copy tensors to the CPU, and gives what waits for the copies and returns them.
+
+    From a CUDA device they go to pinned memory on a stream of their own, beside the steps that follow. What comes from
+    a device is looked at only once it is here; weights that are not finite raise Diverged there.
+    """
+    named = [(name, tensor.detach()) for name, tensor in tensors]
+    away = [tensor.device for _, tensor in named if tensor.device.type != "cpu"]
+    if not away:
+        copies = snapshot(named)
+        return lambda: copies
+    if away[0].type != "cuda":
+        return partial(_finite, step, snapshot(named))
+    arrive = _begin_copies(named, away[0])
+    return lambda: _finite(step, arrive())
+
+
+def _begin_copies(named: list[tuple[str, torch.Tensor]], device: torch.device) -> Coming:
+    """Copies to pinned memory on a side stream. The steps that follow change the weights, so a clone is copied."""
+    side, here = _side_stream(device), torch.cuda.current_stream(device)
+    clones = [tensor.clone(memory_format=torch.contiguous_format) for _, tensor in named]
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        copies = [torch.empty(clone.shape, dtype=clone.dtype, pin_memory=True) for clone in clones]
+        for copy, clone in zip(copies, clones, strict=True):
+            copy.copy_(clone, non_blocking=True)
+            if clone.is_cuda:
+                clone.record_stream(side)  # its memory is not given away before the copy is done
+        done = torch.cuda.Event()
+        done.record(side)
+
+    def arrive() -> Tensors:
+        done.synchronize()
+        return {name: copy for (name, _), copy in zip(named, copies, strict=True)}
+
+    return arrive
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def _finite(step: int, tensors: Tensors) -> Tensors:
+    """The tensors, if all their numbers are finite."""
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise Diverged(f"{name} is not finite at step {step}: the run diverged; try a smaller train.lr")
+    return tensors
 
 
 def _set_aside(path: Path) -> None:

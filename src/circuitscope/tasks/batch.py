@@ -1,6 +1,6 @@
 """What a task returns: tokens, labels, and the layout, which gives the role of every position."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -86,16 +86,26 @@ class Layout:
         return f"Layout({', '.join(parts)}; roles: {roles})"
 
 
+Labelled = tuple[Int[Tensor, " label"], Int[Tensor, " label"]]
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Tokens, their labels (−100 where there is none) and their layout."""
+    """Tokens, their labels (−100 where there is none) and their layout.
+
+    A batch that was moved to a device keeps what `labelled` gives, because to look for it there would make the CPU wait
+    for the device.
+    """
 
     tokens: Inputs
     labels: Inputs
     layout: Layout
+    _known: Labelled | None = field(default=None, init=False, repr=False, compare=False)
 
-    def labelled(self) -> tuple[Int[Tensor, " label"], Int[Tensor, " label"]]:
+    def labelled(self) -> Labelled:
         """Flat indices (row · length + pos) of labelled positions, and the labels there."""
+        if self._known is not None:
+            return self._known
         flat = self.labels.reshape(-1)
         where = (flat != NO_LABEL).nonzero().squeeze(1)
         return where, flat[where]
@@ -103,7 +113,7 @@ class Batch:
     @property
     def label_count(self) -> int:
         """How many labels there are."""
-        return int((self.labels != NO_LABEL).sum())
+        return int((self.labels != NO_LABEL).sum()) if self._known is None else len(self._known[0])
 
     def part(self, rows: Rows) -> "Batch":
         """Some of the examples, given as a slice or as a tensor of row numbers, with their part of the layout."""
@@ -111,7 +121,12 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """The batch with its tokens and labels on a device; its layout stays on the CPU, where analyses read it."""
-        return replace(self, tokens=self.tokens.to(device), labels=self.labels.to(device))
+        device = torch.device(device)
+        moved = replace(self, tokens=_moved(self.tokens, device), labels=_moved(self.labels, device))
+        if not self.labels.is_floating_point():
+            where, target = self.labelled()
+            object.__setattr__(moved, "_known", (_moved(where, device), _moved(target, device)))
+        return moved
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -119,6 +134,13 @@ class Batch:
     def __repr__(self) -> str:
         labels = "" if self.labels.is_floating_point() else f", {self.label_count} labels"
         return f"Batch(tokens {list(self.tokens.shape)}{labels}, {self.layout!r})"
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device. To a CUDA device it goes through pinned memory, and nobody waits for its arrival."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def check_batch(batch: object) -> None:

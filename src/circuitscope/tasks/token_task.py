@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
+from circuitscope.devices import on_cpu
 from circuitscope.kernels.cross_entropy import linear_cross_entropy
 from circuitscope.section import Unit
 from circuitscope.tasks.base import Metric, Task
@@ -54,7 +55,8 @@ class TokenTask(Task):
     def evaluate(self, model: TokenModel, batch: Batch) -> tuple[float, float]:
         tokens, where, target = _on_device_of(model, batch)
         logits = F.linear(model.hidden(tokens, where), model.W_U.T).float()
-        return F.cross_entropy(logits, target).item(), _accuracy(logits, target).item()
+        loss, accuracy = on_cpu([F.cross_entropy(logits, target), _accuracy(logits, target)])
+        return loss.item(), accuracy.item()
 
     def shown(self, metric: float) -> str:
         return f"accuracy {metric:6.1%}"

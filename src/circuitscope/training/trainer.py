@@ -20,8 +20,9 @@ from typing import Any, NoReturn
 import torch
 
 from circuitscope.config import RunConfig
-from circuitscope.errors import RunFailed, Stopped
-from circuitscope.memory import ran_out
+from circuitscope.devices import on_cpu
+from circuitscope.errors import Diverged, RunFailed, Stopped
+from circuitscope.memory import out_of_memory_in_words, ran_out
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.progress import Progress
 from circuitscope.runs.damage import DamagedFile
@@ -29,7 +30,8 @@ from circuitscope.runs.metrics import MetricsLog, read_metrics
 from circuitscope.runs.run import Run, RunState, create_run
 from circuitscope.tasks import Batch, Split
 from circuitscope.tasks.streams import stream_key
-from circuitscope.training.device import autocast, choose_device, seeded, set_up
+from circuitscope.training.ahead import Ahead
+from circuitscope.training.device import autocast, choose_device, precision_on, seeded, set_up
 from circuitscope.training.diagnosis import diagnose
 from circuitscope.training.feasible import check_feasible
 from circuitscope.training.optimizer import (
@@ -53,6 +55,7 @@ def train(
     ranks = join(device, config.train.batch_size)
     environment = {
         "device": device.type,
+        "precision": precision_on(device, config.train.precision),
         "threads": config.train.threads or torch.get_num_threads(),
         "ranks": ranks.count,
         "wandb_id": secrets.token_hex(8),
@@ -91,10 +94,6 @@ def resume(run: Run, *, progress: Progress | None = None) -> Run:
 
 class Interrupted(Stopped):
     """SIGTERM or Ctrl-C arrived. The run was saved and can be resumed."""
-
-
-class Diverged(RunFailed):
-    """The loss or a gradient is not finite."""
 
 
 def _train(
@@ -153,7 +152,11 @@ class Trainer:
         self.model = HookedLM(self.config.model, seed=self.config.train.seed).to(self.device).train()
         self.optimizer = make_optimizer(self.model, self.config.train)
         self.groups = parameter_groups(self.model)
-        self.clipped = torch.zeros((), device=self.device)  # steps since the last logged one whose gradient was cut
+        self.batches = Ahead(self._examples, self.config.train.steps, self.device)
+        # How many steps since the last logged one had their gradient cut, and the first whose loss or gradient was not
+        # finite. They are kept on the device and looked at when a row is due, so that no other step waits for them.
+        self.clipped: torch.Tensor | None = torch.zeros((), device=self.device)
+        self.first_bad = torch.full((), math.inf, device=self.device)
 
     def go(self, resuming: bool) -> None:
         cfg, record = self.config.train, self.ranks.record(self.run)
@@ -195,9 +198,9 @@ class Trainer:
             loss, metric = self.update(log_this)
             self.step += 1
             if log_this:
-                self._check(loss)
-                record({"split": "train", "loss": float(loss), self.task.metric: float(metric), **self._gradients()})
-                self.progress.advance(self.step, float(loss), self.writer.written)
+                row = self._measured(loss, metric)
+                record(row)
+                self.progress.advance(self.step, row["loss"], self.writer.written)
             reached = False
             if self.step % cfg.eval_every == 0 or self.step == cfg.steps:
                 reached = self._evaluate(record) >= (cfg.early_stop or math.inf)
@@ -226,8 +229,7 @@ class Trainer:
     def update(self, measure: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """Makes one update on batch number `self.step`; gives its loss and, if `measure` is set, its metric."""
         cfg = self.config.train
-        whole = self._batch(self.step, "train", cfg.batch_size)
-        batch = self.ranks.part(whole)
+        batch, whole = self.batches[self.step]
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, cfg) * group["factor"]
         drawn = stream_key("dropout", cfg.seed, self.step)
@@ -236,30 +238,50 @@ class Trainer:
         loss = self.ranks.backward(loss, self.model, batch, whole)
         by_group = gradient_norms(self.groups) if measure else None
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), cfg.clip or math.inf)
-        self.clipped += norm > (cfg.clip or math.inf)
+        if self.clipped is not None:
+            self.clipped += norm > (cfg.clip or math.inf)
         self.norms = norm, by_group
         if self.device.type == "cpu":
             self._check(loss)
             self._check(norm, "gradient")
+        else:
+            fine = loss.isfinite() & norm.isfinite()
+            self.first_bad = torch.where(fine, self.first_bad, self.first_bad.clamp(max=self.step))
         measured = self.ranks.mean(metric(), batch, whole) if measure else torch.tensor(math.nan)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss, measured
 
-    def _gradients(self) -> dict[str, float]:
-        """What a logged row says of gradients before clipping: norms at this step, clipped steps since the last row."""
+    def _measured(self, loss: torch.Tensor, metric: torch.Tensor) -> dict[str, Any]:
+        """The row of a logged step, by one transfer from the device.
+
+        Of gradients it says what they are before clipping: norms at this step, clipped steps since the last row.
+        """
         norm, by_group = self.norms
         assert by_group is not None
-        share = float(self.clipped) / self.config.train.log_every
-        self.clipped.zero_()
+        counted = [] if self.clipped is None else [self.clipped]
+        loss, metric, norm, by_group, bad, *counted = on_cpu([loss, metric, norm, by_group, self.first_bad, *counted])
+        self._check(loss)
+        if math.isfinite(bad):
+            raise self._diverged("loss or gradient is not finite", int(bad))
+        share = {"clipped": float(*counted) / self.config.train.log_every} if counted else {}
+        self.clipped = torch.zeros((), device=self.device)
         return {
+            "split": "train",
+            "loss": float(loss),
+            self.task.metric: float(metric),
             "grad_norm": float(norm),
-            **({} if math.isnan(share) else {"clipped": share}),
+            **share,
             **{
                 f"grad_norm/{name}": float(f"{value:.5g}")
                 for name, value in zip(self.groups, by_group.tolist(), strict=True)
             },
         }
+
+    def _examples(self, step: int) -> tuple[Batch, Batch]:
+        """This rank's part of the batch of a step, on the device, and the whole of it."""
+        whole = self._batch(step, "train", self.config.train.batch_size)
+        return self.ranks.part(whole).to(self.device), whole
 
     def _batch(self, step: int, split: Split, size: int) -> Batch:
         return self.task.batch(step, split=split, size=size, seed=self.seed)
@@ -301,7 +323,7 @@ class Trainer:
     def _save_resume_point(self) -> None:
         self._check_weights()
         state = moments_of(self.optimizer, self.model)
-        if not self.clipped.isnan():
+        if self.clipped is not None:
             state["clipped"] = self.clipped
         self.writer.save_resume_point(self.step, self.model, state)
 
@@ -321,8 +343,8 @@ class Trainer:
                 point = saved.load_resume_point(step)
                 self.model.load_state_dict(point.weights)
                 restore_moments(self.optimizer, self.model, point.moments, step)
-                counted = point.moments.get("clipped", torch.tensor(math.nan))  # earlier releases did not count
-                self.clipped = counted.to(self.device)
+                counted = point.moments.get("clipped")  # earlier releases did not count
+                self.clipped = None if counted is None else counted.to(self.device)
             except (DamagedFile, OSError, RuntimeError, KeyError) as error:
                 why = f"{error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())
                 self.progress.say(f"warning: resume point {step} cannot be used: {why}")
@@ -333,17 +355,21 @@ class Trainer:
 
     def _check(self, value: torch.Tensor, what: str = "loss") -> None:
         if not math.isfinite(value.item()):
-            self.writer.flush()
-            good = max((s for s in self.writer.steps() if s <= self.step), default=None)
-            raise Diverged(
-                f"{what} is {value.item()} at step {self.step}: the run diverged; try a smaller train.lr"
-                f" than {self.config.train.lr:g}; last good checkpoint: step {good}"
-            )
+            raise self._diverged(f"{what} is {value.item()}", self.step)
 
     def _check_weights(self) -> None:
-        """Makes sure that no checkpoint holds a weight that is not finite."""
-        total = sum(p.detach().sum(dtype=torch.float64) for p in self.model.parameters())
-        self._check(torch.as_tensor(total), "sum of the weights")
+        """Makes sure that no checkpoint holds a weight that is not finite; on other devices, the writer does."""
+        if self.device.type == "cpu":
+            total = sum(p.detach().sum(dtype=torch.float64) for p in self.model.parameters())
+            self._check(torch.as_tensor(total), "sum of the weights")
+
+    def _diverged(self, what: str, step: int) -> Diverged:
+        self.writer.flush()
+        good = max((s for s in self.writer.steps() if s <= step), default=None)
+        return Diverged(
+            f"{what} at step {step}: the run diverged; try a smaller train.lr"
+            f" than {self.config.train.lr:g}; last good checkpoint: step {good}"
+        )
 
 
 @contextmanager
@@ -376,7 +402,8 @@ def _why_it_failed(error: BaseException, run: Run) -> str:
     if isinstance(error, OSError):
         return f"cannot write to {run.path}: {error.strerror}"
     if ran_out(error):
-        return f"out of memory: {error}; use a smaller batch_size, eval_batch_size, length, d_model or vocab_size"
+        said = out_of_memory_in_words(error)
+        return f"out of memory: {said}; use a smaller batch_size, eval_batch_size, length, d_model or vocab_size"
     return ""
 
 

@@ -12,6 +12,7 @@ from circuitscope.analysis.registry import Row, analysis
 from circuitscope.analysis.scores.edges import between_roles, named_edges
 from circuitscope.analysis.scores.held_out import HeldOut
 from circuitscope.analysis.scores.weight_on_edges import default_weighting, weights_on
+from circuitscope.devices import on_cpu
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel
 from circuitscope.mixers.reading import Reading
@@ -114,7 +115,7 @@ def _groups(reading: Reading, batch: Batch, layer: int) -> dict[str, list[int] |
     ranked_by = reading.whole if reading.whole.size == count else reading.core
     for units, matrix in reading.slices(ranked_by):
         kind = default_weighting(matrix)
-        weight[units] = weights_on([edges], matrix, [kind])[edges.name, kind].mean(dim=0)
+        weight[units] = on_cpu([weights_on([edges], matrix, [kind])[edges.name, kind].mean(dim=0)])[0]
     most = max(1, int(_STRONGEST * count))
     ranked = weight.argsort(descending=True).tolist()
     groups[f"L{layer}, {most} channels strongest in recall"] = sorted(ranked[:most])

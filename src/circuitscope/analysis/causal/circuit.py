@@ -28,6 +28,7 @@ from circuitscope.analysis.scores.head_weights import compositions
 from circuitscope.analysis.scores.held_out import HeldOut
 from circuitscope.analysis.scores.weight_on_edges import summarize, weightings_of, weights_on
 from circuitscope.arguments import explained
+from circuitscope.devices import on_cpu
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel
 from circuitscope.mixers.reading import Product
@@ -351,19 +352,25 @@ def _parts(model: HookedModel, batch: Batch, step: Step, name: str) -> Iterator[
     weights: dict[tuple[int, str], list[tuple[float, float]]] = {}
     whole: dict[tuple[int, str], tuple[float, float]] = {}
     found: dict[tuple[int, str], Product] = {}
+    on_edges: list[tuple[bool, tuple[int, str], torch.Tensor]] = []  # whether of the whole layer, where, the weights
     total: torch.Tensor | None = None
     for layer, product, units, matrix in matrices(model, batch.tokens):
         if not product.hook:  # without a knockout of its own nothing is proved
             continue
         key = (layer, product.name)
         found[key], kind = product, weightings_of(product)[0]
-        value, stderr, _ = summarize(weights_on([edges], matrix, [kind])[edges.name, kind])
-        weights.setdefault(key, []).extend(zip(value.tolist(), stderr.tolist(), strict=True))
+        there = edges.to(matrix.device)
+        on_edges.append((False, key, weights_on([there], matrix, [kind])[edges.name, kind]))
         part = matrix.abs().sum(dim=1, keepdim=True)
         total = part if units.start == 0 or total is None else total + part
         if units.stop == product.size:
-            value, stderr, _ = summarize(weights_on([edges], total, ["abs"])[edges.name, "abs"])
+            on_edges.append((True, key, weights_on([there], total, ["abs"])[edges.name, "abs"]))
+    for (of_all, key, _), per_sequence in zip(on_edges, on_cpu([part for *_, part in on_edges]), strict=True):
+        value, stderr, _ = summarize(per_sequence)
+        if of_all:
             whole[key] = (value.item(), stderr.item())
+        else:
+            weights.setdefault(key, []).extend(zip(value.tolist(), stderr.tolist(), strict=True))
     for (layer, name_of), product in found.items():
         of_units = weights[layer, name_of]
         top = max(range(len(of_units)), key=lambda h: of_units[h][0])

@@ -30,6 +30,7 @@ from circuitscope.analysis.reading.hooked import (
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.edges import Edges, named_edges
 from circuitscope.arguments import explained
+from circuitscope.devices import on_cpu, widened
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.tasks import NO_LABEL, Batch, check_batch
@@ -61,6 +62,7 @@ class Effect:
     @staticmethod
     def of(before: PerSequence, after: PerSequence) -> "Effect":
         """The effect from accuracies per sequence."""
+        before, after = on_cpu([before, after])
         lost, n = before - after, len(before)
         stderr = float(lost.std()) / n**0.5 if n > 1 else float("nan")
         return Effect(float(before.mean()), float(after.mean()), float(lost.mean()), stderr, n)
@@ -75,9 +77,9 @@ def accuracy(model: HookedModel, batch: Batch, hooks: Hooks = ()) -> PerSequence
             them. Every activation they see covers the whole batch and all positions.
     """
     _check_labels(batch)
-    tokens, labels = on_device_of(model, batch.tokens), on_device_of(model, batch.labels)
+    tokens = on_device_of(model, batch.tokens)
     with undisturbed(model):
-        return _share_right(model, tokens, labels, hooks)
+        return _share_right(model, tokens, batch.labels.cpu(), hooks)
 
 
 @explained
@@ -191,7 +193,7 @@ def _effect(
     loses nothing.
     """
     _check_labels(batch)
-    tokens, labels = on_device_of(model, batch.tokens), on_device_of(model, batch.labels)
+    tokens, labels = on_device_of(model, batch.tokens), batch.labels.cpu()
     before, after = [], []
     with undisturbed(model):
         for rows in slices(model, tokens, through, int((labels != NO_LABEL).sum(dim=1).max())):
@@ -204,11 +206,13 @@ def _effect(
 def _share_right(
     model: HookedModel, tokens: Int[Tensor, "batch pos"], labels: Int[Tensor, "batch pos"], hooks: Hooks
 ) -> PerSequence:
+    """The share where the model is; the labels are on the CPU, where it is known at which positions they stand."""
     labelled = labels != NO_LABEL
     where = labelled.flatten().nonzero().squeeze(1)
-    right = logits_at(model, tokens, where, hooks).argmax(dim=-1) == labels.flatten()[where]
-    count = torch.zeros(len(tokens), device=tokens.device)
-    return count.index_add_(0, where // tokens.shape[1], right.float()) / labelled.sum(dim=1)
+    wanted, count, where = (x.to(tokens.device) for x in (labels.flatten()[where], labelled.sum(dim=1), where))
+    right = logits_at(model, tokens, where, hooks).argmax(dim=-1) == wanted
+    total = torch.zeros(len(tokens), device=tokens.device)
+    return total.index_add_(0, where // tokens.shape[1], right.float()) / count
 
 
 def _check_labels(batch: Batch) -> None:
@@ -272,7 +276,7 @@ def _mean_at(model: HookedModel, tokens: Int[Tensor, "batch pos"], name: str) ->
     total: Tensor | float = 0.0
     with undisturbed(model):
         for rows in slices(model, tokens, [name]):
-            total = total + seen_at(model, tokens[rows], [name])[name].double().sum(dim=0, keepdim=True)
+            total = total + widened(seen_at(model, tokens[rows], [name])[name]).sum(dim=0, keepdim=True)
     assert isinstance(total, Tensor)
     return total / len(tokens)
 

@@ -36,6 +36,7 @@ from circuitscope.analysis.reading.hooked import (
     undisturbed,
 )
 from circuitscope.arguments import explained
+from circuitscope.devices import on_cpu
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.lens import HookedModel, layer_of
 from circuitscope.tasks import Batch, Layout, Role, check_batch
@@ -248,12 +249,11 @@ def _gradients(
 
 
 def _table(gaps: list[PerSequence], moved: dict[tuple[str, str | int], list[PerSequence]]) -> pd.DataFrame:
-    gap = torch.cat(gaps).double()
+    gap, *moves = (part.double() for part in on_cpu([torch.cat(gaps), *map(torch.cat, moved.values())]))
     mean, n = float(gap.mean()), len(gap)
     told_apart = mean > 3 * float(_stderr(gap)) if n > 1 else mean > 0
     rows = []
-    for (name, place), parts in moved.items():
-        move = torch.cat(parts).double()
+    for (name, place), move in zip(moved, moves, strict=True):
         effect = float(move.mean()) / mean if told_apart else float("nan")
         stderr = float(_stderr(move - effect * gap)) / mean if told_apart else float("nan")
         rows.append((layer_of(name), name, place, effect, stderr, float(move.mean()), mean, n))

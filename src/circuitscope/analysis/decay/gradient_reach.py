@@ -14,8 +14,10 @@ from torch import Tensor
 
 from circuitscope.analysis.draws import seeded
 from circuitscope.analysis.reading.gradients import with_gradients
+from circuitscope.analysis.reading.hooked import on_device_of
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.arguments import explained
+from circuitscope.devices import on_cpu, widened, widest
 from circuitscope.errors import UserError, shown
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.models.tokens import TokensLike, as_tokens
@@ -65,7 +67,7 @@ def gradient_reach(
     if probes is not None and not 1 <= probes <= _MOST:
         raise UserError(f"probes must be from 1 to {_MOST}, or None for the exact Jacobian, got {shown(probes)}")
     layer = layer_index(model, layer)
-    tokens = as_tokens(tokens)
+    tokens = on_device_of(model, as_tokens(tokens))
     batch, length = tokens.shape
     if not batch:
         raise UserError("tokens: expected at least one sequence, got none")
@@ -74,7 +76,7 @@ def gradient_reach(
     dests = every if probes is None else _spread(batch, length, probes, generator)
     with with_gradients(model):
         before, after = _residuals(model, tokens.clone(), layer, dests.clone())
-        total = torch.zeros(batch, length, dtype=torch.float64, device=before.device)
+        total = torch.zeros(batch, length, dtype=widest(before.device), device=before.device)
         count = torch.zeros_like(total)
         for dest, out in zip(dests, after, strict=True):
             src = (dest[:, None] - torch.arange(length)).to(total.device)
@@ -82,9 +84,9 @@ def gradient_reach(
             vectors = _unit_vectors(out) if probes is None else [_random_signs(out, generator)]
             for vector in vectors:
                 (gradient,) = torch.autograd.grad(out, before, vector, retain_graph=True)
-                total += gradient.double().square().sum(-1).gather(1, src.clamp(min=0)) * seen
+                total += widened(gradient).square().sum(-1).gather(1, src.clamp(min=0)) * seen
             count += seen
-    return _pooled(total, count)
+    return _pooled(*on_cpu([total, count]))
 
 
 def _pooled(total: Float[Tensor, "batch lag"], count: Float[Tensor, "batch lag"]) -> Reach:

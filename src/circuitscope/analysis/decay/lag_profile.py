@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from circuitscope.devices import widest
 from circuitscope.errors import UserError
 
 FEWEST_LAGS = 3  # lags that a fit needs
@@ -41,7 +42,8 @@ def profile_by_sequence(matrix: Float[Tensor, "batch head dest src"]) -> Float[T
     if len(matrix) > 1 and matrix.stride(0) == 0:
         return profile_by_sequence(matrix[:1]).expand(len(matrix), -1, -1)
     size = matrix.abs()
-    lags = [size.diagonal(-lag, -2, -1).mean(dim=-1, dtype=torch.float64) for lag in range(matrix.shape[-1])]
+    wide = widest(matrix.device)
+    lags = [size.diagonal(-lag, -2, -1).mean(dim=-1, dtype=wide) for lag in range(matrix.shape[-1])]
     return torch.stack(lags, dim=-1)
 
 

@@ -22,6 +22,7 @@ from circuitscope.analysis.decay.lag_profile import (
 )
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.arguments import explained
+from circuitscope.devices import on_cpu
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.mixers.reading import Product, Reading, slices_of
@@ -113,17 +114,17 @@ def reading_decay(
 
 
 def _profiles(reading: Reading, product: Product, chunk: int | None) -> Iterator[tuple[Profiles, ...]]:
-    """Profiles per sequence in slices of units; a second one without D where the matrix has a D term."""
+    """Profiles per sequence, on the CPU, in slices of units; a second one without D where the matrix has a D term."""
     kernel = product.factors[0].profile if len(product.factors) == 1 else None
     if kernel is not None:
         step = chunk or max(1, int(_PROFILE_BYTES // (4 * reading.batch * reading.length)))
         for units in slices_of(product.size, step):
-            whole, bare = kernel(units)
+            whole, bare = on_cpu(kernel(units))
             yield whole.double(), bare.double()
         return
     variants = [True, False] if product.has_skip else [True]
     for parts in zip(*(reading.slices(product, units=chunk, skip=skip) for skip in variants), strict=True):
-        yield tuple(profile_by_sequence(matrix) for _, matrix in parts)
+        yield tuple(profile.double() for profile in on_cpu([profile_by_sequence(matrix) for _, matrix in parts]))
 
 
 class _Fold:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.arguments import explained
+from circuitscope.devices import on_cpu
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.mixers.reading import DeltaTransition, GatedTransition, Reading
@@ -102,7 +103,7 @@ def transition_norms(reading: Reading, *, sequences: int = 8, starts: int = 8) -
     """
     if sequences < 1 or starts < 1:
         raise UserError(f"sequences and starts must be at least 1, got {sequences} and {starts}")
-    some, at, found = min(sequences, reading.batch), spaced(reading.length, starts), reading.transition
+    some, at, found = min(sequences, reading.batch), spaced(reading.length, starts), _on_cpu(reading.transition)
     if isinstance(found, DeltaTransition):
         g = found.log_decay
         norm, rms = delta_products(found.k[:some], found.beta[:some], None if g is None else g[:some], at)
@@ -112,6 +113,16 @@ def transition_norms(reading: Reading, *, sequences: int = 8, starts: int = 8) -
     rms = norm if found.rate.shape[1] == 1 else gated_rms(GatedTransition(found.time[:some], found.rate), some, at)
     log_decay = found.time.double().mean(1) * found.rate.double().amax(-1)
     return TransitionNorms(norm, rms, log_decay.expand(reading.batch, -1))
+
+
+def _on_cpu(found: GatedTransition | DeltaTransition | str) -> GatedTransition | DeltaTransition | str:
+    """A transition on the CPU: its products are many small steps, one after the other."""
+    if isinstance(found, GatedTransition):
+        return GatedTransition(*on_cpu(found))
+    if isinstance(found, DeltaTransition):
+        k, beta, *rest = on_cpu([part for part in found if part is not None])
+        return DeltaTransition(k, beta, rest[0] if rest else None)
+    return found
 
 
 def gated_norm(gate: GatedTransition, batch: int) -> ByLag:

@@ -17,6 +17,7 @@ from circuitscope.analysis.probes.states import ReadableState, readable_state
 from circuitscope.analysis.probes.targets import ProbeExamples
 from circuitscope.analysis.reading.hooked import is_matrix, on_device_of, seen_at, slices, undisturbed
 from circuitscope.arguments import explained
+from circuitscope.devices import on_cpu
 from circuitscope.errors import UserError, unknown
 from circuitscope.lens import HookedModel
 
@@ -81,6 +82,7 @@ def collect(
         }
         for rows in slices(model, tokens, hooks):
             seen = seen_at(model, tokens[rows], [*hooks, *(by for _, by in states.values())])
+            found: list[tuple[NDArray[np.float32], Tensor]] = []  # where features go, and the features
             for role, e in examples.items():
                 here = slice(*np.searchsorted(e.sequence, [rows.start, rows.stop]))
                 sequence, pos, anchor = (
@@ -90,7 +92,9 @@ def collect(
                     at = seen[hook][sequence, pos]
                     if hook in states:
                         at = states[hook].state.read(at, seen[states[hook].by][sequence, anchor])
-                    kept[hook, role][here] = at.flatten(1).float().cpu().numpy()
+                    found.append((kept[hook, role][here], at.flatten(1).float()))
+            for (place, _), features in zip(found, on_cpu([part for _, part in found]), strict=True):
+                place[:] = features.numpy()
     return kept
 
 

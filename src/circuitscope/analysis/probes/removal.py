@@ -12,6 +12,7 @@ from circuitscope.analysis.causal.interventions import Effect, PerSequence, accu
 from circuitscope.analysis.probes.states import readable_state, state_at
 from circuitscope.analysis.reading.hooked import on_device_of, seen_at, slices, undisturbed
 from circuitscope.arguments import explained
+from circuitscope.devices import on_cpu
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel
 from circuitscope.mixers.reading import State
@@ -87,7 +88,8 @@ def mean_at(model: HookedModel, batch: Batch, hook: str, where: Where) -> Tensor
     tokens = on_device_of(model, batch.tokens)
     with undisturbed(model):
         for rows in slices(model, tokens, [hook]):
-            total = total + seen_at(model, tokens[rows], [hook])[hook].cpu()[where[rows]].double().sum(dim=0)
+            (seen,) = on_cpu([seen_at(model, tokens[rows], [hook])[hook]])
+            total = total + seen[where[rows]].double().sum(dim=0)
     assert isinstance(total, Tensor)
     return (total / where.sum()).float()
 

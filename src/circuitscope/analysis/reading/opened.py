@@ -78,7 +78,9 @@ class Walk(ABC):
     """
 
     def __init__(self, model: Any, tokens: TokensLike, at: Where | None):
-        self.model, self.tokens, self.at = model, as_tokens(tokens), at
+        device = next((parameter.device for parameter in model.parameters()), None)
+        self.model, self.tokens = model, as_tokens(tokens, device)
+        self.at = None if at is None else at.to(self.tokens.device)
 
     @abstractmethod
     def __iter__(self) -> Iterator[tuple[int, Reading]]:

@@ -5,7 +5,7 @@ both questions: whether a matrix looks like a circuit, and whether the model use
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -41,9 +41,16 @@ class Edges:
     def __repr__(self) -> str:
         return f"Edges({self.name!r}, {len(self.src)} in {len(self.dests)} sequences of {self.length} positions)"
 
+    def to(self, device: torch.device) -> "Edges":
+        """The same edges on another device."""
+        if device == self.src.device:
+            return self
+        places = {name: getattr(self, name).to(device) for name in ("sequence", "dest", "src", "dests")}
+        return replace(self, **places)
+
     def mask(self) -> Bool[Tensor, "batch dest src"]:
         """True on the edges."""
-        out = torch.zeros(len(self.dests), self.length, self.length, dtype=torch.bool)
+        out = torch.zeros(len(self.dests), self.length, self.length, dtype=torch.bool, device=self.src.device)
         out[self.sequence, self.dest, self.src] = True
         return out
 

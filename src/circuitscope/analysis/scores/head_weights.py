@@ -9,10 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from circuitscope.analysis.reading.gradients import without_gradients
-from circuitscope.analysis.reading.hooked import keeping
+from circuitscope.analysis.reading.hooked import keeping, on_device_of
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.weight_on_edges import PerSequence
 from circuitscope.arguments import explained
+from circuitscope.devices import on_cpu
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel, layer_index
 
@@ -41,6 +42,7 @@ def copying_scores(
     """`copying_score` by layer, by default of all attention layers, in one pass of the model."""
     if not distinct(tokens):
         raise UserError("copying needs sequences of distinct tokens")
+    tokens = on_device_of(model, tokens)
     chosen = list(opened(model).attention()) if layers is None else layers
     if not chosen:
         return {}
@@ -96,19 +98,27 @@ def compositions(model: HookedModel) -> Iterator[Composition]:
     norms, and the weight of the later layer's norm is folded in.
     """
     layers = opened(model).attention()
+    weights = [
+        part
+        for layer, mixer in layers.items()
+        for part in (mixer.W_Q, mixer.W_K, mixer.W_V, mixer.W_O, cast(Any, model).blocks[layer].ln1.weight)
+    ]
+    numbers = on_cpu(weights)
+    by_layer = {layer: numbers[5 * i : 5 * i + 5] for i, layer in enumerate(layers)}
     for later, mixer in layers.items():
-        norm = cast(Any, model).blocks[later].ln1.weight[:, None]
+        W_Q, W_K, W_V, W_O, norm = by_layer[later]
+        norm = norm[:, None]
         for earlier, writer in layers.items():
             if earlier >= later:
                 continue
             for g in range(writer.n_heads):
-                written = writer.W_V[g] @ writer.W_O[g]
+                written = by_layer[earlier][2][g] @ by_layer[earlier][3][g]
                 for h in range(mixer.n_heads):
-                    q, k = norm * mixer.W_Q[h], norm * mixer.W_K[h]
+                    q, k = norm * W_Q[h], norm * W_K[h]
                     readers = {
                         "q": q @ k.T,
                         "k": k @ q.T,
-                        "v": norm * mixer.W_V[h] @ mixer.W_O[h],
+                        "v": norm * W_V[h] @ W_O[h],
                     }
                     for through, reader in readers.items():
                         baseline, spread = _baseline(written.shape[0], writer.d_head, mixer.d_head)

@@ -4,6 +4,7 @@ A score needs a few entries of each row and the row's sum, not the matrix. Where
 matrix is built; every other matrix is built in slices of its units and read slice by slice.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,6 +89,7 @@ def _of_shares(
     """Weights of a matrix whose rows are shares of 1, as they are."""
     parts, total = [], None
     for _, matrix in reading.slices(product):
+        sets = [edges.to(matrix.device) for edges in sets]
         parts.append(weights_on(sets, matrix, ["raw"]))
         part = matrix.sum(dim=1, keepdim=True)
         total = part if total is None else total + part
@@ -148,14 +150,11 @@ def _surrounds(product: Product, factor: Factor) -> bool:
 
 def _surroundings(reading: Reading, product: Product, factor: Factor, units: slice) -> Surroundings:
     size = (reading.batch, units.stop - units.start, reading.length)
-    sides = [torch.ones(()), torch.ones(())]
-    taps, after = None, 0
-    for part in product.factors:
-        if part is factor:
-            after = 1
-        elif part.diagonal:
-            sides[after] = sides[after] * part.build(units)
-        else:
-            taps = part.taps
-    identity = torch.ones(size[1], 1)
-    return Surroundings(*(side.expand(size) for side in sides), identity if taps is None else taps[units])
+    at = next(i for i, part in enumerate(product.factors) if part is factor)
+    taps = product.factors[-1].taps
+    diagonal = [
+        [part.build(units) for part in side if part.diagonal] for side in (product.factors[:at], product.factors[at:])
+    ]
+    device = next((part.device for side in diagonal for part in side), None if taps is None else taps.device)
+    left, right = (functools.reduce(torch.mul, side, torch.ones((), device=device)).expand(size) for side in diagonal)
+    return Surroundings(left, right, torch.ones(size[1], 1, device=device) if taps is None else taps[units])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from circuitscope.analysis.checkpoints.in_order import readable_at_once
 from circuitscope.analysis.reading.gradients import without_gradients
+from circuitscope.analysis.reading.hooked import on_device_of
 from circuitscope.analysis.reading.opened import Walk, opened
 from circuitscope.analysis.registry import Row, analysis
 from circuitscope.analysis.scores.answers import Answers, answers
@@ -17,7 +18,8 @@ from circuitscope.analysis.scores.head_weights import compositions, copying_scor
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.of_layers import EdgeSets, layer_weights
 from circuitscope.analysis.scores.registry import SCORES, Score, row_score
-from circuitscope.analysis.scores.weight_on_edges import summarize
+from circuitscope.analysis.scores.weight_on_edges import PerSequence, summarize
+from circuitscope.devices import on_cpu
 from circuitscope.lens import HookedModel
 from circuitscope.tasks import Batch
 
@@ -61,29 +63,43 @@ def score_rows(model: HookedModel, data: HeldOut, names: Sequence[str]) -> Itera
     """
     where, target = data.own.labelled()
     own = opened(model).walk(data.own.tokens, at=where if "model" in names else None)
-    if edges := data.edges(names, "own"):
-        yield from _matrix_rows(own, edges)
-    else:
-        deque(own, maxlen=0)  # the pass that gives the logits
-    if "model" in names:
-        yield from model_rows(answers(own.logit_slices(), target), data.own)
+    weights = list(_weights(own, data.edges(names, "own")))
+    given = answers(own.logit_slices(), on_device_of(model, target)) if "model" in names else ()
+    found = on_cpu([*(per_sequence for _, per_sequence in weights), *given])
+    yield from _weight_rows(weights, found[: len(weights)])
+    if given:
+        yield from model_rows(Answers(*found[len(weights) :]), data.own)
     if data.repeats is not None and (edges := data.edges(names, "repeats")):
-        yield from _matrix_rows(opened(model).walk(data.repeats.tokens), edges)
+        weights = list(_weights(opened(model).walk(data.repeats.tokens), edges))
+        yield from _weight_rows(weights, on_cpu([per_sequence for _, per_sequence in weights]))
     for rows in (SCORES[name].rows for name in names):
         if rows is not None:
             yield from rows(model, data)
 
 
-def _matrix_rows(walk: Walk, edges: EdgeSets) -> Iterator[Row]:
+def _weights(walk: Walk, edges: EdgeSets | None) -> Iterator[tuple[dict[str, Any], PerSequence]]:
+    """Weights on edges, where the model is, each with what its rows say besides.
+
+    Without edges only the pass is made, because it gives the logits.
+    """
+    if not edges:
+        deque(walk, maxlen=0)
+        return
     for layer, product, of_units, whole in layer_weights(walk, edges):
         place: dict[str, Any] = {"layer": layer, "factor": product.name, "unit": product.unit}
         for (name, weighting), per_sequence in of_units.items():
-            value, stderr, n = summarize(per_sequence)
-            for head, (v, e) in enumerate(zip(value.tolist(), stderr.tolist(), strict=True)):
-                yield _row(name, weighting, v, e, n, head=head, **place)
+            yield {"score": name, "weighting": weighting, "of_units": True, **place}, per_sequence
         for name, per_sequence in whole.items():
-            value, stderr, n = summarize(per_sequence)
-            yield _row(name, "abs", value.item(), stderr.item(), n, **place)
+            yield {"score": name, "weighting": "abs", "of_units": False, **place}, per_sequence
+
+
+def _weight_rows(weights: list[tuple[dict[str, Any], PerSequence]], found: list[PerSequence]) -> Iterator[Row]:
+    """The rows of `_weights`, whose values are now on the CPU."""
+    for (said, _), per_sequence in zip(weights, found, strict=True):
+        place = {key: part for key, part in said.items() if key != "of_units"}
+        value, stderr, n = summarize(per_sequence)
+        for head, (v, e) in enumerate(zip(value.tolist(), stderr.tolist(), strict=True)):
+            yield _row(value=v, stderr=e, n=n, head=head if said["of_units"] else None, **place)
 
 
 @row_score(
@@ -101,7 +117,8 @@ def copying_rows(model: HookedModel, data: HeldOut) -> Iterator[Row]:
         if distinct(values):  # a task may bind two keys to one value
             blocks["copying_values"] = values
     for name, tokens in blocks.items():
-        for layer, per_sequence in copying_scores(model, tokens).items():
+        scores = copying_scores(model, tokens)
+        for layer, per_sequence in zip(scores, on_cpu(list(scores.values())), strict=True):
             value, stderr, n = summarize(per_sequence)
             for head, (v, e) in enumerate(zip(value.tolist(), stderr.tolist(), strict=True)):
                 yield _row(name, "share", v, e, n, layer=layer, head=head, factor="ov", unit="head")

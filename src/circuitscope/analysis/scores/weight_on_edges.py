@@ -52,6 +52,11 @@ def score(matrix: Matrix, name: str, layout: Layout | None = None, weighting: We
     if not matrix.is_floating_point():
         raise UserError(f"a mixing matrix has floating-point entries, got {matrix.dtype}")
     weighting = weighting or default_weighting(matrix)
+    if weighting == "raw" and matrix.numel() and matrix.amin() < 0:
+        raise UserError(
+            "weighting raw is for attention: this matrix has negative entries,"
+            " and a share of a signed sum means nothing; use abs or signed"
+        )
     return weights_on([chosen], matrix, [weighting])[chosen.name, weighting]
 
 
@@ -62,15 +67,10 @@ def weights_on(
     for weighting in weightings:
         if weighting not in WEIGHTINGS:
             raise unknown("weighting", weighting, WEIGHTINGS)
-        if weighting == "raw" and matrix.numel() and matrix.amin() < 0:
-            raise UserError(
-                "weighting raw is for attention: this matrix has negative entries,"
-                " and a share of a signed sum means nothing; use abs or signed"
-            )
     shares = [w for w in weightings if w != "raw"]
     mass = row_mass(matrix) if shares else None
     out: dict[tuple[str, Weighting], PerSequence] = {}
-    for chosen in sets:
+    for chosen in (edges.to(matrix.device) for edges in sets):
         entries = chosen.on(matrix)
         for weighting in weightings:
             if weighting == "raw":
