@@ -15,6 +15,7 @@ from circuitscope.explain import explain
 from circuitscope.tasks.base import TASKS, Baseline, Metric, Split, Task, register
 from circuitscope.tasks.batch import NO_LABEL, Batch, Layout, check_batch
 from circuitscope.tasks.compound import CompoundRecall
+from circuitscope.tasks.copy import Copy
 from circuitscope.tasks.fuzzy import FuzzyRecall
 from circuitscope.tasks.induction import Induction
 from circuitscope.tasks.measure import Measure
@@ -34,6 +35,7 @@ __all__ = [
     "Baseline",
     "Batch",
     "CompoundRecall",
+    "Copy",
     "FuzzyRecall",
     "Induction",
     "Layout",

@@ -21,7 +21,7 @@ class StackedMQAR(Recall):
     """MQAR with a key and its value in one token; a query is the key alone.
 
     The vocabulary is a product. With s = ⌊√V⌋ − 1 there are s keys (tokens 1 to s), s values (s + 1 to 2s) and s²
-    pairs, where the pair of key a and value b, counted from 0, is token 2s + 1 + a · s + b. Token 0 is filler. The label
+    pairs: the pair of key a and value b, counted from 0, is token 2s + 1 + a · s + b. Token 0 is filler. The label
     of a query is the value. Nothing tells a model that two pairs have the same key: its embedding has to learn that.
     """
 
