@@ -113,7 +113,7 @@ def copying_rows(model: HookedModel, data: HeldOut) -> Iterator[Row]:
         return
     blocks = {"copying": _one_block(data.repeats)}
     if data.own.layout.value_pos is not None and data.own.layout.value_pos.shape[1] > 1:
-        values = data.own.tokens.gather(1, data.own.layout.value_pos)
+        values = data.own.values()
         if distinct(values):  # a task may bind two keys to one value
             blocks["copying_values"] = values
     for name, tokens in blocks.items():
