@@ -52,7 +52,7 @@ def _explain(function: Any, args: Any, kwargs: Any, error: Exception) -> None:
     from beartype import BeartypeConf
     from beartype.door import is_bearable
 
-    from circuitscope.memory import ran_out  # which imports torch
+    from circuitscope.memory import out_of_memory_in_words, ran_out  # which imports torch
 
     conf = BeartypeConf(is_pep484_tower=True)  # an int will do where a float is asked for
 
@@ -67,7 +67,7 @@ def _explain(function: Any, args: Any, kwargs: Any, error: Exception) -> None:
             continue
         raise UserError(f"{function.__name__}: {name} must be {_in_words(hint)}, got {described(value)}") from error
     if ran_out(error):
-        why = " ".join(str(error).split()) or type(error).__name__
+        why = out_of_memory_in_words(error)
         raise RunFailed(f"{function.__name__}: out of memory; use fewer or shorter sequences ({why})") from error
 
 

@@ -1,6 +1,7 @@
 """Memory: a check that something fits, and a setting that keeps freed blocks for reuse."""
 
 import ctypes
+import re
 import sys
 
 import psutil
@@ -32,9 +33,13 @@ def ran_out(error: BaseException) -> bool:
 
 
 def out_of_memory_in_words(error: BaseException) -> str:
-    """What torch or Python says about missing memory, without the advice that follows on a GPU."""
-    said = " ".join(str(error).split()) or "no more can be had"
-    return ". ".join(said.split(". ")[:2]).rstrip(".")
+    """How much was asked for when memory ran out, where the error says so: `23.8 GiB were asked for at once`."""
+    said = str(error)
+    if found := re.search(r"allocate:? (?:memory: you tried to allocate )?(\d+) bytes", said):
+        return f"{int(found[1]) / 2**30:,.1f} GiB were asked for at once"
+    if found := re.search(r"allocate ([\d.]+ ?[KMGTP]iB)", said):
+        return f"{found[1]} were asked for at once"
+    return "no more can be had"
 
 
 def keep_freed_memory() -> None:

@@ -322,7 +322,7 @@ def test_more_sequences_than_fit_into_memory_are_not_called_a_bug(circuitscope, 
     monkeypatch.setattr("circuitscope.analysis.checkpoints.runner.held_out", full)
     code, _, err = circuitscope("analyze")
     assert code == 1
-    assert "out of memory; use fewer or shorter sequences (Unable to allocate 23.8 GiB" in err
+    assert "out of memory; use fewer or shorter sequences (23.8 GiB were asked for at once" in err
     assert "bug" not in err
 
 

@@ -138,14 +138,14 @@ def _run() -> int:
 
 def _unexpected(error: Exception) -> int:
     """One line on an error that nobody expected: a full disk, too little memory, a bug here or in another package."""
-    from circuitscope.memory import ran_out  # not needed for help
+    from circuitscope.memory import out_of_memory_in_words, ran_out  # not needed for help
     from circuitscope.registry import outside_module
 
     if isinstance(error, OSError) and error.errno in _UNWRITABLE:
         _print_error(f"cannot write {error.filename or 'a file'}: {error.strerror}")
     elif ran_out(error):
         _print_error(
-            f"out of memory: {error}; use less: fewer --sequences or --examples, and for training a smaller"
+            f"out of memory: {out_of_memory_in_words(error)}; use less: fewer --sequences or --examples, and for training a smaller"
             " --batch-size, --length, --d-model or --vocab-size"
         )
     else:

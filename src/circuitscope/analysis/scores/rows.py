@@ -18,7 +18,7 @@ from circuitscope.analysis.scores.head_weights import compositions, copying_scor
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.of_layers import EdgeSets, layer_weights
 from circuitscope.analysis.scores.registry import SCORES, Score, row_score
-from circuitscope.analysis.scores.weight_on_edges import PerSequence, summarize
+from circuitscope.analysis.scores.weight_on_edges import summarize
 from circuitscope.devices import on_cpu
 from circuitscope.lens import HookedModel
 from circuitscope.tasks import Batch
@@ -77,7 +77,7 @@ def score_rows(model: HookedModel, data: HeldOut, names: Sequence[str]) -> Itera
             yield from rows(model, data)
 
 
-def _weights(walk: Walk, edges: EdgeSets | None) -> Iterator[tuple[dict[str, Any], PerSequence]]:
+def _weights(walk: Walk, edges: EdgeSets | None) -> Iterator[tuple[dict[str, Any], Tensor]]:
     """Weights on edges, where the model is, each with what its rows say besides.
 
     Without edges only the pass is made, because it gives the logits.
@@ -93,7 +93,7 @@ def _weights(walk: Walk, edges: EdgeSets | None) -> Iterator[tuple[dict[str, Any
             yield {"score": name, "weighting": "abs", "of_units": False, **place}, per_sequence
 
 
-def _weight_rows(weights: list[tuple[dict[str, Any], PerSequence]], found: list[PerSequence]) -> Iterator[Row]:
+def _weight_rows(weights: list[tuple[dict[str, Any], Tensor]], found: list[Tensor]) -> Iterator[Row]:
     """The rows of `_weights`, whose values are now on the CPU."""
     for (said, _), per_sequence in zip(weights, found, strict=True):
         place = {key: part for key, part in said.items() if key != "of_units"}
