@@ -9,7 +9,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from second_device import OnSecond, second_device
 
 import circuitscope as cs
 from circuitscope import devices
@@ -21,6 +20,7 @@ from circuitscope.analysis.probes.activations import collect
 from circuitscope.analysis.probes.targets import ProbeExamples
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.rows import score_rows
+from second_device import OnSecond, second_device
 
 TASK = cs.task("mqar", length=12, pairs=2, vocab_size=32)
 DATA = HeldOut(TASK, longest=12, sequences=3)
@@ -114,7 +114,7 @@ def test_circuit_interventions_patching_and_activations_compute_where_the_model_
         assert (crossed.to_cpu, crossed.waits.total()) == (1, 0)
         assert close(table.moved, patching(here, DATA.own).moved)
     at = np.arange(3)
-    examples = {"query": ProbeExamples(sequence=at, pos=at + 4, anchor=at + 4, label=at, token=at)}
+    examples = {"query": ProbeExamples(sequence=at, pos=at + 4, anchor=at + 4, label=at, identity=at)}
     hooks = ["blocks.0.hook_resid_pre", "blocks.0.hook_mixer_out"]
     crossed.reset()
     features = collect(there, DATA.own.tokens, hooks, examples)
