@@ -1,4 +1,4 @@
-"""(j) A step on two threads: what a bounded spin of OpenMP's threads would cost, and save beside other work."""
+"""(j) A step on two threads: what the bounded spin of OpenMP's threads costs, and what it saves beside other work."""
 
 import os
 import statistics
@@ -7,15 +7,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
 from benchmarks.rows import Row, Section, costs, duration, spread
+from circuitscope import _SPIN_COUNT
 
 _MODELS = ("attention", "mamba")
 _SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
-_BOUNDED = {"GOMP_SPINCOUNT": "10000"}  # GNU OpenMP spins 30 times as long if nobody says anything
+OURS = f"{_SPIN_COUNT}, ours"
+_OWN = 300_000  # turns that a waiting thread of GNU OpenMP spins if nobody says anything
+_COUNTS = (100, 1_000, 10_000)  # what else could be set
 _NOTE = (
-    "default model of that name on two threads, one process per side, which take turns; the first with"
-    " GOMP_SPINCOUNT=10000, the other side is what GNU OpenMP does by itself"
+    "default model of that name on two threads, one process per side, which take turns; the other side is what GNU"
+    " OpenMP does by itself, GOMP_SPINCOUNT=300000"
 )
 _BESIDE = (
     "the same processes; ratios are to a step with nothing beside, in the same round. The other side, OpenMP's own"
@@ -28,9 +32,30 @@ serve(sys.argv[1])
 """
 
 
+@dataclass
+class Times:
+    """Seconds per step in each round: with nothing beside, and beside one busy process."""
+
+    free: list[float] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
+
+
 def measure(quick: bool) -> Section:
     rounds, calls = (1, 2) if quick else (15, 10)
-    return Section([row for model in _MODELS for row in _rows(model, rounds, calls)])
+    rows: list[Row] = []
+    lines = [
+        "| model | GOMP_SPINCOUNT | idle, against OpenMP's own | beside one busy process, against idle |",
+        "|---|---|---|---|",
+    ]
+    for model in _MODELS:
+        taken = _times(model, rounds, calls)
+        rows += _rows(model, taken)
+        lines += [
+            f"| {model} | {name} | {_middle(t.free, taken[_OWN].free):.2f} | {_middle(t.beside, t.free):.2f} |"
+            for name, t in taken.items()
+        ]
+    title = "A step on two threads by how long OpenMP's threads spin before they sleep (medians of ratios in a round):"
+    return Section(rows, "\n".join([title, "", *lines]))
 
 
 def serve(model: str) -> None:
@@ -53,29 +78,40 @@ def serve(model: str) -> None:
             print((time.perf_counter() - began) / int(line), flush=True)
 
 
-def _rows(model: str, rounds: int, calls: int) -> Iterator[Row]:
+def _times(model: str, rounds: int, calls: int) -> dict[str | int, Times]:
+    """Steps with our setting, with OpenMP's own and with the other counts, one process each, which take turns."""
+    taken: dict[str | int, Times] = {name: Times() for name in (OURS, *_COUNTS, _OWN)}
     with ExitStack() as closing:
-        ours = closing.enter_context(_server(model, _BOUNDED))
-        other = closing.enter_context(_server(model, {}))
-        free: list[list[float]] = [[], []]
-        beside: list[list[float]] = [[], []]
+        servers = {
+            name: closing.enter_context(_server(model, {} if name == OURS else {"GOMP_SPINCOUNT": str(name)}))
+            for name in taken
+        }
         for _ in range(rounds):
-            for taken, server in zip(free, (ours, other), strict=True):
-                taken.append(_step(server, calls))
+            for name, server in servers.items():
+                taken[name].free.append(_step(server, calls))
             with _busy():
-                for taken, server in zip(beside, (ours, other), strict=True):
-                    taken.append(_step(server, max(1, calls // 5)))
-    yield costs(f"{model}, step on 2 threads, bounded spin", free[0], free[1], 1.05, _NOTE)
-    ratios = [[b / a for a, b in zip(*sides, strict=True)] for sides in zip(free, beside, strict=True)]
+                for name, server in servers.items():
+                    taken[name].beside.append(_step(server, calls))
+    return taken
+
+
+def _rows(model: str, taken: dict[str | int, Times]) -> Iterator[Row]:
+    ours, own = taken[OURS], taken[_OWN]
+    yield costs(f"{model}, step on 2 threads, bounded spin", ours.free, own.free, 1.05, _NOTE)
+    ratios = [b / a for a, b in zip(ours.free, ours.beside, strict=True)]
     yield Row(
         f"{model}, the same step beside one busy process",
-        duration(beside[0]),
-        f"{duration(beside[1])}, {statistics.median(ratios[1]):.1f} of its own",
-        spread(ratios[0], "{:.2f}"),
+        duration(ours.beside),
+        f"{duration(own.beside)}, {_middle(own.beside, own.free):.1f} of its own",
+        spread(ratios, "{:.2f}"),
         "at most 2",
-        statistics.median(ratios[0]) <= 2,
+        statistics.median(ratios) <= 2,
         _BESIDE,
     )
+
+
+def _middle(over: list[float], under: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
 @contextmanager
@@ -90,7 +126,8 @@ def _server(model: str, settings: dict[str, str]) -> Iterator["subprocess.Popen[
                 raise RuntimeError(f"the process that takes steps of {model} did not start")
             yield process
         finally:
-            process.kill()
+            assert process.stdin is not None
+            process.stdin.close()  # it tidies up and ends
 
 
 def _step(server: "subprocess.Popen[str]", calls: int) -> float:

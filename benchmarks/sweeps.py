@@ -24,7 +24,7 @@ from circuitscope.sweeps.grid import Trial
 from circuitscope.sweeps.sweep import seconds_per_step
 from circuitscope.training.trainer import train
 
-_EXECUTORS: dict[str, list[str]] = {"local": []}  # name → options of `circuitscope sweep`
+_EXECUTORS: dict[str, list[str]] = {"local": [], "ray": ["--executor", "ray"]}  # name → options of `circuitscope sweep`
 _TINY: dict[str, Any] = {
     "model": {"d_model": 8, "n_layers": 1},
     "task": {"length": 16, "pairs": 2, "vocab_size": 64},

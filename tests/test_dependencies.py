@@ -12,7 +12,8 @@ PACKAGE = Path(circuitscope.__file__).parent
 FLOORS = [  # a room imports from the floors below its own
     {"__main__"},
     {"cli"},
-    {"sweeps", "studies", "api", "zoom", "checkup"},
+    {"studies"},
+    {"sweeps", "api", "zoom", "checkup"},
     {"viz", "analysis", "training"},
     {"runs"},
     {"config"},

@@ -22,6 +22,10 @@ def test_an_unknown_name_and_the_valid_ones_are_escaped():
     assert said == r"unknown run 'a\x1b]0;b'; did you mean 'a\x1b]0;c'? valid: a\x1b]0;c"
 
 
+def test_an_unknown_name_where_there_is_nothing_to_choose_from_says_so():
+    assert str(unknown("sweep", "nope", [])) == "unknown sweep 'nope'; there is none"
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "says"),
     [

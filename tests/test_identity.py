@@ -118,7 +118,7 @@ class LaterMamba(MambaConfig):
 
 
 class LaterTask(MQAR):
-    noise: Annotated[float, Added(2, before=0.0)] = Field(default=0.0, ge=0)
+    haze: Annotated[float, Added(2, before=0.0)] = Field(default=0.0, ge=0)
 
 
 class LaterRun(RunConfig):
@@ -128,7 +128,7 @@ class LaterRun(RunConfig):
 def later(ema: bool = False, skip: float | None = None, noise: float = 0.0, interventions: tuple = ()) -> str:
     """The digest of the config of `now`, by the classes that have one more field each."""
     model = ModelConfig(mixers=(LaterMamba(skip=skip),), n_layers=1)
-    train, task = LaterTrain(ema=ema, lr=0.5), LaterTask(noise=noise)
+    train, task = LaterTrain(ema=ema, lr=0.5), LaterTask(haze=noise)
     return digest(LaterRun(model=model, task=task, train=train, interventions=interventions))
 
 

@@ -1,9 +1,13 @@
 """circuitscope shows how a sequence model learns to recall, and what its mixing matrix looks like meanwhile.
 
 The public names below load on first use, so importing the package takes almost no time.
+
+One setting is made here, because it must be made before torch is loaded: how long a thread of GNU OpenMP, which torch
+and Numba compute with, spins at a barrier before it sleeps. See `_bound_the_spin`.
 """
 
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +59,24 @@ _PUBLIC = {
     "train": "api",
 }
 
+_SPIN_COUNT = "2500"  # about a tenth of a millisecond; docs/training.md has what other numbers cost and save
+
 __all__ = [*_MODULES, *_PUBLIC]  # noqa: PLE0604
+
+
+def _bound_the_spin() -> None:
+    """Threads that wait for each other spin for a fraction of a millisecond, then sleep and give up their core.
+
+    By itself GNU OpenMP lets them spin for milliseconds at each of hundreds of barriers in a training step. Beside a
+    busy process on the same machine, the thread that is waited for has no core meanwhile. Nothing is changed if the
+    user has chosen (OMP_WAIT_POLICY, GOMP_SPINCOUNT), or if torch is loaded already: then it is too late. Processes
+    that are started from here inherit the setting. Results do not depend on it.
+    """
+    if "torch" not in sys.modules and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
+
+
+_bound_the_spin()
 
 
 def __getattr__(name: str) -> Any:

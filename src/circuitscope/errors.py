@@ -65,6 +65,8 @@ def unknown(kind: str, name: object, valid: Iterable[str], elsewhere: Iterable[s
         elsewhere: names that are valid in other places, to be suggested but not listed.
     """
     names = sorted(valid)
+    if not names and not elsewhere:
+        return UserError(f"unknown {kind} {shown(name)}; there is none")
     meant = _meant(str(name), [*names, *elsewhere])
     close = [meant] if meant else difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""

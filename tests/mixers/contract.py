@@ -78,9 +78,9 @@ def hooked(mixer: Any, **edits: Edit) -> Iterator[None]:
 
 
 def run(mixer: Any, x: Tensor, **edits: Edit) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output, and what passed hook_v, hook_z and (where there is one) hook_conv, with edits at named hooks."""
+    """The output, and what passed hook_v, hook_z and what holds the output of a conv, with edits at named hooks."""
     seen: dict[str, Tensor] = {}
-    watched = [name for name in ("hook_v", "hook_z", "hook_conv") if hasattr(mixer, name)]
+    watched = [name for name in hook_points(mixer) if name in ("hook_v", "hook_z") or name.startswith("hook_conv")]
     with (
         hooked(mixer, **edits),
         hooked(mixer, **{n: lambda out, n=n: seen.update({n[5:]: out}) for n in watched}),
@@ -100,6 +100,11 @@ def seen_at(mixer: Any, x: Tensor, hook: str) -> Tensor:
 def hook_points(mixer: nn.Module) -> dict[str, Any]:
     """The mixer's hooks by name."""
     return {name: point for name, point in mixer.named_children() if isinstance(point, HookPoint)}
+
+
+def conv_hooks(mixer: nn.Module) -> list[str]:
+    """The names of the mixer's hooks that carry the matrix of a conv or shift."""
+    return [name for name in hook_points(mixer) if name.startswith("hook_phi_conv")]
 
 
 def whole(product: Product, batch: int, skip: bool = True) -> Tensor:
@@ -211,7 +216,7 @@ def check_edit_in_place(mixer: Any, x: Tensor) -> None:
     To the bit, in the gradients too; and it writes into nothing that outlives the run.
     """
     leaves = list(mixer.parameters())
-    for hook in ("hook_phi", "hook_phi_conv", "hook_state"):
+    for hook in ("hook_phi", *conv_hooks(mixer), "hook_state"):
         if not hasattr(mixer, hook):
             continue
         start = seen_at(mixer, x, hook)
@@ -274,16 +279,22 @@ def check_gradient_through_phi(mixer: Any, x: Tensor, entries: int = 4) -> None:
 # -- the conv and the state ---------------------------------------------------------------------------
 
 
-def check_conv_hook(mixer: Any, x: Tensor) -> None:
-    """The conv's matrix gives the fused conv; an edit of an entry moves the conv there and reaches the output."""
-    matrix = seen_at(mixer, x, "hook_phi_conv")
-    channels = matrix.shape[1]
+def check_conv_hooks(mixer: Any, x: Tensor) -> None:
+    """Each conv's matrix gives the fused conv; an edit of an entry moves the conv there and reaches the output."""
+    for hook in conv_hooks(mixer):
+        _check_conv_hook(mixer, x, hook)
+
+
+def _check_conv_hook(mixer: Any, x: Tensor, hook: str) -> None:
+    matrix = seen_at(mixer, x, hook)
+    channels, gives = matrix.shape[1], hook.replace("hook_phi_", "")
     assert matrix.shape == (x.shape[0], channels, x.shape[1], x.shape[1])
-    (factor,) = (factor for factor in mixer.reading(x).factors if factor.hook == "hook_phi_conv")
+    reading = mixer.reading(x)
+    (factor,) = (factor for factor in (*reading.factors, *reading.beside) if factor.hook == hook)
     _check_causal(matrix, factor.causal)
     with torch.no_grad():
         fused_out, fused = run(mixer, x)
-        out, seen = run(mixer, x, hook_phi_conv=identity)
+        out, seen = run(mixer, x, **{hook: identity})
         for name, want in fused.items():
             assert_close(seen[name], want, what=name)
         assert_close(out, fused_out, what="output")
@@ -295,13 +306,13 @@ def check_conv_hook(mixer: Any, x: Tensor) -> None:
             return value
 
         # through Φ too: a fused path by FFT leaves rounding before the edit
-        out, seen = run(mixer, x, hook_phi_conv=identity, hook_phi=identity)
-        edited_out, edited = run(mixer, x, hook_phi_conv=edit, hook_phi=identity)
-        if "conv" in seen:
-            touched = torch.zeros(seen["conv"].shape, dtype=torch.bool)
+        out, seen = run(mixer, x, **{hook: identity, "hook_phi": identity})
+        edited_out, edited = run(mixer, x, **{hook: edit, "hook_phi": identity})
+        if gives in seen:
+            touched = torch.zeros(seen[gives].shape, dtype=torch.bool)
             touched[b, i, c] = True
-            assert torch.equal(edited["conv"][~touched], seen["conv"][~touched])
-            assert (edited["conv"][touched] != seen["conv"][touched]).all()
+            assert torch.equal(edited[gives][~touched], seen[gives][~touched])
+            assert (edited[gives][touched] != seen[gives][touched]).all()
         for after, before in ((edited["z"], seen["z"]), (edited_out, out)):
             untouched = torch.ones(x.shape[:2], dtype=torch.bool)
             untouched[b, i:] = False
@@ -368,8 +379,10 @@ def check_factors(mixer: Any, x: Tensor) -> None:
     with torch.no_grad():
         reading = mixer.reading(x)
         assert (reading.batch, reading.length) == (batch, length)
-        assert len({factor.name for factor in reading.factors}) == len(reading.factors)
-        for factor in reading.factors:
+        every = (*reading.factors, *reading.beside)
+        assert len({factor.name for factor in every}) == len(every)
+        assert not any(factor.core or factor.diagonal for factor in reading.beside)
+        for factor in every:
             matrix = factor.build(slice(0, factor.size))
             shape = (factor.size, length) if factor.diagonal else (factor.size, length, length)
             assert matrix.shape[1:] == shape, factor.name
@@ -388,7 +401,7 @@ def check_products(mixer: Any, x: Tensor) -> None:
     points = hook_points(mixer)
     with torch.no_grad():
         reading = mixer.reading(x)
-        plain = {hook: run(mixer, x, **{hook: identity})[0] for hook in ("hook_phi", "hook_phi_conv") if hook in points}
+        plain = {hook: run(mixer, x, **{hook: identity})[0] for hook in ("hook_phi", *conv_hooks(mixer))}
         assert reading.core.name in reading.products()
         for name, product in reading.products(diagonal=True).items():
             assert (name, product) == (product.name, reading.product(name))
@@ -398,7 +411,9 @@ def check_products(mixer: Any, x: Tensor) -> None:
                 assert (matrix.tril(-1) == 0).all(), name
             if not product.hook:
                 continue
-            assert points[product.hook].axes == ("batch", product.unit, "dest", "src")
+            one, unit, *rest = points[product.hook].axes
+            assert (one, *rest) == ("batch", "dest", "src")
+            assert unit.removeprefix("key_").removeprefix("state_") == product.unit
             carried = seen_at(mixer, x, product.hook)
             assert carried.shape[1] == product.size
             assert_close(matrix, carried, 1e-6, f"{name} at {product.hook}")
@@ -544,11 +559,11 @@ def check_factors_as_hooked(mixer: Any, x: Tensor) -> None:
                 watch.remove()
                 fired.clear()
                 reading: Reading = mixer.reading(x)
-                parts = {f.name: f.build(slice(0, f.size)) for f in reading.factors}
+                parts = {f.name: f.build(slice(0, f.size)) for f in (*reading.factors, *reading.beside)}
                 phi = whole(reading.core, len(x))
             assert len(fired) == 0 if name in AROUND else len(fired) <= 1, f"{name} fired {len(fired)} times"
             assert_close(phi, kept[0], 1e-6, f"Φ under an edit at {name}")
-            for factor in reading.factors:
+            for factor in (*reading.factors, *reading.beside):
                 if factor.hook == name:
                     assert torch.equal(parts[factor.name], fired[0])
             if name == "hook_conv" and "silu" in parts:
@@ -560,7 +575,7 @@ def check_factors_as_hooked(mixer: Any, x: Tensor) -> None:
                 moving.append(name)
             fired.clear()
     inputs = {"hook_q", "hook_k", "hook_dt", "hook_B", "hook_C", "hook_beta", "hook_decay", "hook_pattern"}
-    inputs |= {f"hook_rot_{name}" for name in "qkBC"}
+    inputs |= {f"hook_rot_{name}" for name in "qkBC"} | {hook for hook in conv_hooks(mixer) if hook != "hook_phi_conv"}
     assert inputs & set(names) <= set(moving)
 
 

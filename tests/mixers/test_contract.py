@@ -7,7 +7,7 @@ import pytest
 import torch
 from contract import (
     briefly_trained,
-    check_conv_hook,
+    check_conv_hooks,
     check_edit_in_place,
     check_edit_one_entry,
     check_factors,
@@ -23,6 +23,7 @@ from contract import (
     check_state_hook,
     check_state_read,
     check_transition,
+    conv_hooks,
     hook_points,
     identity,
     run,
@@ -115,7 +116,7 @@ def reading(name: str) -> Reading:
 
 
 each = pytest.mark.parametrize("name", CASES)
-with_conv = pytest.mark.parametrize("name", having("hook_phi_conv"))
+with_conv = pytest.mark.parametrize("name", [name for name in CASES if conv_hooks(build(name))])
 with_state = pytest.mark.parametrize("name", having("hook_state"))
 read_by_a_vector = [name for name in having("hook_state") if reading(name).state.by]
 # at 256 positions the float64 references are slow, and one sequence will do
@@ -169,8 +170,7 @@ def test_the_contract_holds_on_trained_weights(name):
         check_edit_one_entry(mixer, x)
         check_factors(mixer, x)
         check_products(mixer, x)
-        if hasattr(mixer, "hook_phi_conv"):
-            check_conv_hook(mixer, x)
+        check_conv_hooks(mixer, x)
         if hasattr(mixer, "hook_state") and 2 * reach < x.shape[1]:
             check_state_hook(mixer, x, reach)
     check_phi_identity(model.float().layers[0].mixer, stream(256, D_MODEL, 1))
@@ -197,7 +197,7 @@ def test_gradients_flow_through_phi(name):
 @pytest.mark.parametrize("length", [1, 2, 17])
 @with_conv
 def test_the_matrix_of_the_conv_can_be_edited(name, length, dtype):
-    check_conv_hook(build(name, dtype), stream(length, D_MODEL, 3, dtype))
+    check_conv_hooks(build(name, dtype), stream(length, D_MODEL, 3, dtype))
 
 
 @both_precisions
@@ -248,7 +248,7 @@ def test_factors_are_those_of_the_hooked_mixer(name):
 @each
 def test_a_batch_of_none_is_none(name):
     mixer = build(name)
-    for hook in ("", "hook_phi", "hook_phi_conv", "hook_state"):
+    for hook in ("", "hook_phi", *conv_hooks(mixer), "hook_state"):
         if not hook or hasattr(mixer, hook):
             x = stream(5, D_MODEL, 0).requires_grad_()
             out, _ = run(mixer, x, **({hook: identity} if hook else {}))

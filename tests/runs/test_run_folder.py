@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import threading
 import time
 
@@ -122,6 +123,18 @@ def test_the_newest_run_is_the_one_created_last_whatever_was_touched_since(tmp_p
         os.utime(path, (future, future))
     first.write_status("running", 5)
     assert newest_run(tmp_path).path == second.path
+
+
+def test_a_run_whose_process_is_gone_is_killed(tmp_path):
+    run = create_run(tiny(), root=tmp_path, name="gone")
+    run.write_status("running", 5)
+    assert run.status["state"] == "running"
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    record = json.loads((run.path / "status.json").read_text())
+    for host, state in ((record["host"], "killed"), ("elsewhere", "running")):
+        (run.path / "status.json").write_text(json.dumps(record | {"pid": process.pid, "host": host}))
+        assert (run.status["state"], run.status["step"]) == (state, 5)
 
 
 def test_runs_created_at_one_instant_are_ordered_by_name(tmp_path):

@@ -22,6 +22,7 @@ with interrupts.leaving_at_once():
         probe,
         report,
         runs,
+        study,
         sweep,
         tasks,
         train,
@@ -48,6 +49,7 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("analyze")(analyze.analyze)
 app.command("sweep")(sweep.sweep)
+app.add_typer(study.app, name="study")
 app.command("runs")(runs.runs)
 app.command("zoom")(zoom.zoom)
 app.command("phi")(phi.phi)

@@ -1,4 +1,4 @@
-"""The backends that compute a kernel: packages with GPU kernels, Numba on a CPU, and otherwise torch.
+"""The backends that compute a kernel: packages with GPU kernels, our own in Triton, Numba on a CPU, otherwise torch.
 
 Before the call, a backend says whether it can serve it and, if not, why, in one sentence. An error that it raises after
 it has said yes is a bug, and nothing catches it. The reason is logged once; nothing is logged on a CPU, where nobody
@@ -6,7 +6,7 @@ expects a GPU kernel.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata
@@ -21,13 +21,13 @@ _logger = logging.getLogger("circuitscope.kernels")
 _said: set[str] = set()
 
 
-def _no_limits(device: torch.device) -> str:
+def _no_limits(device: torch.device, **sizes: Any) -> str:
     return ""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A kernel of another package: where to import it from, and which calls it can serve.
+    """A kernel of another package or of ours: where to import it from, and which calls it can serve.
 
     `limits(device, **sizes)` says which limit of the kernel a call with these sizes would break; "" means none.
     """
@@ -49,30 +49,48 @@ class Backend:
 
     def serves(self, tensor: Tensor, **sizes: Any) -> bool:
         """Whether this backend can serve a call with tensors like this one. Each reason to refuse is logged once."""
-        if self.device == "cuda" and not tensor.numel():
-            return False  # a GPU kernel cannot launch zero threads; torch handles empty tensors
-        reason = self.refuses(tensor.device, tensor.dtype, **sizes)
-        if reason and tensor.device.type == self.device == "cuda" and reason not in _said:
-            _said.add(reason)
-            _logger.warning("%s; torch computes instead", reason)
-        return not reason
+        return first_that_serves((self,), tensor, **sizes) is not None
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self._import()[0](*args, **options)
 
     def _import(self) -> tuple[Any, str]:
         """The function and "", or None and why it cannot be imported."""
-        function, reason = _import(self.function)
+        function, reason = _import(self.function, self.package)
         return function, reason and f"{self.package} {reason}"
 
 
+def first_that_serves(backends: Sequence[Backend], tensor: Tensor, **sizes: Any) -> Backend | None:
+    """The first of these backends that can serve a call with tensors like this one; None if torch has to compute it.
+
+    On a GPU each reason to refuse is logged once: as a warning if torch computes instead, otherwise as information.
+    """
+    on_gpu = tensor.device.type == "cuda"
+    if on_gpu and not tensor.numel():
+        return None  # a GPU kernel cannot launch zero threads; torch handles empty tensors
+    serving, reasons = None, []
+    for backend in backends:
+        reason = backend.refuses(tensor.device, tensor.dtype, **sizes)
+        if not reason:
+            serving = backend
+            break
+        if on_gpu and backend.device == "cuda":
+            reasons.append(reason)
+    instead = "torch" if serving is None else serving.package
+    for said in (f"{reason}; {instead} computes instead" for reason in reasons):
+        if said not in _said:
+            _said.add(said)
+            _logger.log(logging.WARNING if serving is None else logging.INFO, said)
+    return serving
+
+
 @cache
-def _import(path: str) -> tuple[Any, str]:
+def _import(path: str, package: str) -> tuple[Any, str]:
     module, _, name = path.rpartition(".")
     try:
         return getattr(import_module(module), name), ""
     except Exception as error:  # without a driver these packages fail to import in many ways
-        if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+        if isinstance(error, ModuleNotFoundError) and error.name in (module.partition(".")[0], package):
             return None, "is not installed"
         said = (str(error).splitlines() or [""])[0]
         return None, f"cannot be imported ({type(error).__name__}: {said})"
@@ -103,7 +121,7 @@ def _flash_attn_limits(device: torch.device, d_head: int = 1, bias: bool = False
 def _mamba_ssm_limits(device: torch.device, state: int = 1, initial: bool = False) -> str:
     """selective_scan.cpp checks the size of the state; selective_scan_fn starts from the state 0.
 
-    Its backward pass adds gradients by atomics, in no fixed order.
+    Its backward pass adds up gradients with atomics, in an order that differs from call to call.
     """
     if only_deterministic():
         return "adds gradients in no fixed order, and only deterministic kernels are asked for"
@@ -140,6 +158,16 @@ def _gated_limits(device: torch.device) -> str:
     return f"gives wrong gradients on Hopper GPUs under Triton 3.4.0 to 3.7.0, and this is {version}" if wrong else ""
 
 
+def _triton_limits(device: torch.device, state: int = 1, initial: bool = False) -> str:
+    """Our kernels keep a whole state in the registers of one warp. Triton compiles for capability 7.5 and up."""
+    if state > 256:
+        return f"takes a state of at most 256, not {state}"
+    if torch.version.hip is not None:
+        return ""
+    major, minor = torch.cuda.get_device_capability(device)
+    return "" if (major, minor) >= (7, 5) else f"needs a GPU of compute capability 7.5 or more, not {major}.{minor}"
+
+
 # -- which backend serves which kernel ----------------------------------------------------------------
 
 # fla refuses float32 or multiplies it in tf32, so that Φ·v no longer equals the fused output to 1e-5. Who asks for half
@@ -158,13 +186,32 @@ FLA_GATED_DELTA = Backend(
 )
 NUMBA = Backend("numba", "numba.njit", (torch.float32, *HALF), device="cpu")
 
+
+def _in_triton(function: str, *dtypes: torch.dtype) -> Backend:
+    """A kernel of our own; who calls it brings half precision to float32."""
+    real = (torch.float32, torch.float64, *HALF)
+    return Backend("triton", f"circuitscope.kernels.triton.{function}", (*real, *dtypes), _triton_limits)
+
+
+TRITON_SCAN = _in_triton("selective_scan.scan")
+TRITON_PHI = _in_triton("selective_scan_phi.phi")
+TRITON_PHI_MEAN = _in_triton("selective_scan_phi.phi_mean")
+TRITON_PHI_ON_EDGES = _in_triton("selective_scan_phi.phi_on_edges")
+TRITON_PHI_PROFILE = _in_triton("selective_scan_phi.phi_profile")
+TRITON_WKV = _in_triton("wkv.wkv")
+TRITON_LINEAR_STATES = _in_triton("scans.linear_scan", torch.complex64, torch.complex128)
+TRITON_DELTA_STATES = _in_triton("scans.delta_scan")
+
 KERNELS: dict[str, tuple[Backend, ...]] = {
     "attention": (FLASH_ATTN,),
-    "selective scan": (NUMBA, MAMBA_SSM),
+    "selective scan": (NUMBA, MAMBA_SSM, TRITON_SCAN),
+    "matrix of the selective scan": (NUMBA, TRITON_PHI),
     "SSD": (FLA_SSD,),
     "delta rule": (FLA_DELTA,),
     "gated delta rule": (FLA_GATED_DELTA,),
-    "WKV, short and long convolution": (NUMBA,),
+    "WKV": (NUMBA, TRITON_WKV),
+    "short and long convolution": (NUMBA,),
+    "states that are read or edited": (TRITON_LINEAR_STATES,),
 }
 
 

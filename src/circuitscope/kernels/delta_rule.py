@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from circuitscope.devices import widest
-from circuitscope.kernels.backends import FLA_DELTA, FLA_GATED_DELTA
+from circuitscope.kernels.backends import FLA_DELTA, FLA_GATED_DELTA, TRITON_DELTA_STATES
 from circuitscope.kernels.ssd import segment_decay, split_chunks
 
 
@@ -303,7 +303,9 @@ def _no_state(k: Tensor, v: Tensor) -> Tensor:
 
 
 def _scan(k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, initial: Tensor | None, extra: Tensor | None) -> Tensor:
-    """S_t = (I − β_t k_t k_tᵀ) e^{g_t} S_{t−1} + β_t k_t v_tᵀ + extra_t at every position."""
+    """S_t = (I − β_t k_t k_tᵀ) e^{g_t} S_{t−1} + β_t k_t v_tᵀ + extra_t at every position, on a GPU by Triton."""
+    if TRITON_DELTA_STATES.serves(v, state=k.shape[-1]):
+        return _scan_by_triton(k, v, beta, g, initial, extra)
     S = _no_state(k, v) if initial is None else initial
     states = []
     for t in range(k.shape[1]):
@@ -315,6 +317,22 @@ def _scan(k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, initial: Tensor 
             S = S + extra[:, t]
         states.append(S)
     return torch.stack(states, 1) if states else _no_state(k, v)[:, None][:, :0]
+
+
+def _scan_by_triton(
+    k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, initial: Tensor | None, extra: Tensor | None
+) -> Tensor:
+    """The kernel takes what enters the state as one array; an initial state enters at a position of its own."""
+    wide = torch.promote_types(v.dtype, torch.float32)
+    k, beta = k.to(wide), beta.to(wide)
+    decay = torch.ones_like(beta) if g is None else g.to(wide).exp()
+    X = (beta[..., None] * k)[..., None] * v.to(wide)[..., None, :]
+    X = X if extra is None else X + extra.to(wide)
+    if initial is not None:
+        X = torch.cat([initial.to(wide)[:, None], X], 1)
+        k, beta, decay = (torch.cat([torch.zeros_like(part[:, :1]), part], 1) for part in (k, beta, decay))
+    S: Tensor = TRITON_DELTA_STATES(k, beta, decay, X)
+    return (S if initial is None else S[:, 1:]).to(v.dtype)
 
 
 def _delta_by_fla(

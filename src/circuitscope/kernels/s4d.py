@@ -21,6 +21,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from circuitscope.devices import widened
+from circuitscope.kernels.linear_scan import linear_scan
 from circuitscope.kernels.long_conv import long_conv
 
 Discretization = Literal["zoh", "bilinear"]
@@ -88,9 +89,10 @@ def s4d_with_state_edit(
     which it may write into).
     """
     A_bar, B_bar, C = (part.to(u.dtype.to_complex()) for part in _discretize(params))
-    states = _scan(A_bar, u[..., None] * B_bar)
+    rates = A_bar.expand(1, u.shape[1], *A_bar.shape)
+    states = linear_scan(rates, u[..., None] * B_bar)
     delta = edit(states.clone()) - states
-    y: Tensor = 2 * ((states + _scan(A_bar, delta)) * C).sum(-1).real
+    y: Tensor = 2 * ((states + linear_scan(rates, delta)) * C).sum(-1).real
     return y if D is None else torch.addcmul(y, u, D)
 
 
@@ -133,14 +135,3 @@ def _powers(base: Complex[Tensor, "*shape"], count: int) -> Complex[Tensor, "*sh
         powers = torch.cat([powers, powers * ratio[..., None]], dim=-1)
         ratio = ratio * ratio
     return powers[..., :count]
-
-
-def _scan(
-    A_bar: Complex[Tensor, "channel state"], x: Complex[Tensor, "batch pos channel state"]
-) -> Complex[Tensor, "batch pos channel state"]:
-    """h_t = Ā h_{t−1} + x_t, h_{−1} = 0."""
-    states, h = [], torch.zeros_like(x[:, 0])
-    for x_t in x.unbind(1):
-        h = torch.addcmul(x_t, A_bar, h)
-        states.append(h)
-    return torch.stack(states, dim=1)

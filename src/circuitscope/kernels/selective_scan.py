@@ -1,12 +1,12 @@
-"""Mamba's selective scan (S6) and its mixing matrix Φ: references in torch, kernels in Numba, mamba-ssm on a GPU.
+"""Mamba's selective scan (S6) and its mixing matrix Φ: references, kernels in Numba; on a GPU mamba-ssm or Triton.
 
     h_t = exp(Δ_t A) ⊙ h_{t−1} + Δ_t B_t x_t        h: [channel, state], A: [channel, state], B_t: [state]
     y_t = C_t · h_t + D ⊙ x_t
     y_i = Σ_j Φ_ij x_j,  Φ_ij = Σ_n C_in exp(A_n Σ_{k=j+1..i} Δ_k) Δ_j B_jn + D δ_ij,  one Φ per channel
 
 Gu and Dao 2023, equation 2 with Mamba's discretization (exact for A, Euler for B). Δ comes in after
-its softplus. Each public function picks its path per call from device and dtype; the Numba kernels
-are differentiable once, the torch paths any number of times. No modules, no projections, no gate.
+its softplus. Each public function picks its path per call from device and dtype; the kernels are
+differentiable once, the torch paths any number of times. No modules, no projections, no gate.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,15 @@ from jaxtyping import Float
 from numba import prange
 from torch import Tensor
 
-from circuitscope.kernels.backends import MAMBA_SSM, NUMBA
+from circuitscope.kernels.backends import (
+    MAMBA_SSM,
+    NUMBA,
+    TRITON_PHI,
+    TRITON_PHI_PROFILE,
+    TRITON_SCAN,
+    first_that_serves,
+)
+from circuitscope.kernels.linear_scan import linear_scan
 from circuitscope.kernels.numba_simd import (
     LANES,
     broadcast,
@@ -97,16 +105,24 @@ def selective_scan(
 ) -> Float[Tensor, "batch pos channel"]:
     """y of h_t = exp(Δ_t A) ⊙ h_{t−1} + Δ_t B_t x_t, y_t = C_t·h_t + D x_t, differentiable in every argument.
 
-    Half-precision tensors on a CPU are computed in float32 and returned in their own dtype.
+    Half-precision tensors are computed in float32 and returned in their own dtype.
     """
-    _check(dt, A, B, C, D, x, initial)
-    if NUMBA.serves(x):
-        args = [None if tensor is None else tensor.float() for tensor in (x, dt, A, B, C, D, initial)]
-        y: Tensor = _SelectiveScan.apply(*args)  # type: ignore[no-untyped-call]
-        return y.to(x.dtype)
-    if MAMBA_SSM.serves(x, state=A.shape[1], initial=initial is not None):
+    check_scan(dt, A, B, C, D, x, initial)
+    of_scan = (NUMBA, MAMBA_SSM, TRITON_SCAN)
+    backend = first_that_serves(of_scan, x, state=A.shape[1], initial=initial is not None)
+    if backend is None:
+        return selective_scan_reference(x, dt, A, B, C, D, initial)
+    if backend is MAMBA_SSM:
         return _scan_by_mamba_ssm(x, dt, A, B, C, D)
-    return selective_scan_reference(x, dt, A, B, C, D, initial)
+    kernel = _SelectiveScan.apply if backend is NUMBA else backend
+    y: Tensor = kernel(*widened(x, dt, A, B, C, D, initial))
+    return y.to(x.dtype)
+
+
+def widened(first: Tensor, *others: Tensor | None) -> list[Tensor | None]:
+    """The tensors in the precision that the kernels compute in: that of the first, but at least float32."""
+    wide = torch.promote_types(first.dtype, torch.float32)
+    return [None if tensor is None else tensor.to(wide) for tensor in (first, *others)]
 
 
 def _scan_by_mamba_ssm(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> Tensor:
@@ -116,7 +132,7 @@ def _scan_by_mamba_ssm(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D
     return y.mT
 
 
-def _check(
+def check_scan(
     dt: Tensor,
     A: Tensor,
     B: Tensor,
@@ -156,16 +172,10 @@ def _states(
     initial: Float[Tensor, "batch channel state"] | None = None,
     added: Float[Tensor, "batch pos channel state"] | None = None,
 ) -> Float[Tensor, "batch pos channel state"]:
-    """Every h_t = exp(Δ_t A) ⊙ h_{t−1} + Δ_t B_t x_t + added_t, differentiable, in torch on every device."""
-    _check(dt, A, B, B, None, x, initial)
-    h = x.new_zeros(x.shape[0], *A.shape) if initial is None else initial
-    states = []
-    for t in range(x.shape[1]):
-        h = torch.exp(dt[:, t, :, None] * A) * h + (dt[:, t] * x[:, t])[..., None] * B[:, t, None, :]
-        if added is not None:
-            h = h + added[:, t]
-        states.append(h)
-    return torch.stack(states, dim=1) if states else x.new_zeros(*x.shape, A.shape[1])
+    """Every h_t = exp(Δ_t A) ⊙ h_{t−1} + Δ_t B_t x_t + added_t, differentiable."""
+    check_scan(dt, A, B, B, None, x, initial)
+    written = (dt * x)[..., None] * B[:, :, None]
+    return linear_scan(torch.exp(dt[..., None] * A), written if added is None else written + added, initial)
 
 
 def selective_scan_with_state_edit(
@@ -214,11 +224,12 @@ def selective_scan_phi(
     most 1, and no state axis in memory. Channels are independent, so pass slices of dt, A and D to bound
     the result.
     """
-    _check(dt, A, B, C, D)
-    if not NUMBA.serves(dt):
+    check_scan(dt, A, B, C, D)
+    backend = first_that_serves((NUMBA, TRITON_PHI), dt, state=A.shape[1])
+    if backend is None:
         return selective_scan_phi_reference(dt, A, B, C, D)
-    args = [None if tensor is None else tensor.float() for tensor in (dt, A, B, C, D)]
-    phi: Tensor = _SelectiveScanPhi.apply(*args)  # type: ignore[no-untyped-call]
+    kernel = _SelectiveScanPhi.apply if backend is NUMBA else backend
+    phi: Tensor = kernel(*widened(dt, A, B, C, D))
     return phi.to(dt.dtype)
 
 
@@ -232,9 +243,13 @@ def selective_scan_phi_profile(
     D: Float[Tensor, " channel"] | None = None,
 ) -> Float[Tensor, "batch channel lag"]:
     """The mean of |Φ_{i,i−lag}| over i, for every channel and lag, without Φ in memory and without gradients."""
-    _check(dt, A, B, C, D)
+    check_scan(dt, A, B, C, D)
     batch, length, channels = dt.shape
-    if not NUMBA.serves(dt):
+    backend = first_that_serves((NUMBA, TRITON_PHI_PROFILE), dt, state=A.shape[1])
+    if backend is TRITON_PHI_PROFILE:
+        means: Tensor = backend(*widened(dt, A, B, C, D))
+        return means.to(dt.dtype)
+    if backend is None:
         profile = dt.new_empty(batch, channels, length)
         for at in range(channels):
             e = slice(at, at + 1)

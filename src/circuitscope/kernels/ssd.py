@@ -15,6 +15,7 @@ from torch import Tensor
 
 from circuitscope.devices import widened
 from circuitscope.kernels.backends import FLA_SSD, only_deterministic
+from circuitscope.kernels.linear_scan import linear_scan
 
 
 def ssd_reference(
@@ -104,9 +105,9 @@ def ssd_with_state_edit(
     values bit for bit. Edits at several positions add up: S″_t is S'_t *plus* what the earlier ones left,
     and is therefore not S'_t. `edit` gets a copy and may write into it.
     """
-    decay, writes = (dt * A).exp(), _writes(x, dt, B)
-    S = _scan(decay, writes, initial)
-    S = _scan(decay, writes + (edit(S.clone()) - S), initial)
+    decay, writes = (dt * A).exp()[..., None, None], _writes(x, dt, B)
+    S = linear_scan(decay, writes, initial)
+    S = linear_scan(decay, writes + (edit(S.clone()) - S), initial)
     y: Tensor = (_per_head(C, x.shape[2])[..., None, :] @ S)[..., 0, :]
     return y if D is None else y + D[:, None] * x
 
@@ -227,16 +228,6 @@ def _per_head(part: Tensor, heads: int) -> Tensor:
 def _writes(x: Tensor, dt: Tensor, B: Tensor) -> Tensor:
     """Δ_t B_t x_tᵀ for every position and head."""
     return _per_head(B, x.shape[2])[..., None] * (dt[..., None] * x)[..., None, :]
-
-
-def _scan(decay: Tensor, writes: Tensor, initial: Tensor | None) -> Tensor:
-    """S_t = decay_t S_{t−1} + writes_t at every position."""
-    states = []
-    S = writes.new_zeros(writes.shape[:1] + writes.shape[2:]) if initial is None else initial
-    for a, write in zip(decay.unbind(1), writes.unbind(1), strict=True):
-        S = a[..., None, None] * S + write
-        states.append(S)
-    return torch.stack(states, 1) if states else torch.zeros_like(writes)
 
 
 def _ssd_by_fla(

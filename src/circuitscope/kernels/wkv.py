@@ -1,4 +1,4 @@
-"""RWKV-4's weighted average over the past: torch reference, Numba kernel, matrix Φ, states.
+"""RWKV-4's weighted average over the past: torch reference, kernels in Numba and Triton, matrix Φ, states.
 
     y_i = Σ_{j≤i} Φ_ij v_j,   Φ_ij ∝ e^{k_j − (i−1−j) w} for j < i,   Φ_ii ∝ e^{u + k_i},   rows sum to 1.
 
@@ -25,7 +25,8 @@ from numba import prange
 from torch import Tensor
 
 from circuitscope.devices import widened, widest
-from circuitscope.kernels.backends import NUMBA
+from circuitscope.kernels.backends import NUMBA, TRITON_WKV, first_that_serves
+from circuitscope.kernels.linear_scan import linear_scan
 from circuitscope.kernels.numba_simd import (
     LANES,
     exp2,
@@ -97,7 +98,7 @@ def _states(
     """(num_t, den_t) after every position, at the scale m_t (float64, without gradient), with `added` entering at t."""
     keep, add = _scales(w, k, scale)
     x = torch.stack([add * v, add], dim=-1)
-    return _scan(keep, x if added is None else x + added)
+    return linear_scan(keep[..., None], x if added is None else x + added)
 
 
 def _read_out(
@@ -127,17 +128,6 @@ def _scales(w: Tensor, k: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
     before = F.pad(m, (0, 0, 1, 0), value=_NONE)[:, :-1]
     # rounding may leave a difference just above 0; its exponential is still 1 to all digits kept
     return (before - widened(w) - m).exp().to(k.dtype), (widened(k) - m).exp().to(k.dtype)
-
-
-def _scan(
-    keep: Float[Tensor, "batch pos channel"], x: Float[Tensor, "batch pos channel 2"]
-) -> Float[Tensor, "batch pos channel 2"]:
-    """s_t = keep_t s_{t−1} + x_t, s_{−1} = 0."""
-    states, s = [], torch.zeros_like(x[:, 0])
-    for keep_t, x_t in zip(keep[..., None].unbind(1), x.unbind(1), strict=True):
-        s = torch.addcmul(x_t, keep_t, s)
-        states.append(s)
-    return torch.stack(states, dim=1)
 
 
 def wkv_phi(
@@ -179,17 +169,20 @@ def wkv(
     k: Float[Tensor, "batch pos channel"],
     v: Float[Tensor, "batch pos channel"],
 ) -> Float[Tensor, "batch pos channel"]:
-    """y = Φ(w, u, k) v without Φ. Numba on a CPU up to float32, the torch recurrence elsewhere."""
+    """y = Φ(w, u, k) v without Φ: Numba on a CPU up to float32, Triton on a GPU, the torch recurrence elsewhere."""
     channels = k.shape[-1:]
     if k.ndim != 3 or v.shape != k.shape or w.shape != channels or u.shape != channels:
         raise ValueError(
             "k and v are [batch, pos, channel], w and u [channel], not"
             f" {list(k.shape)}, {list(v.shape)}, {list(w.shape)}, {list(u.shape)}"
         )
-    if NUMBA.serves(k):
-        y: Tensor = _WKV.apply(w.float(), u.float(), k.float(), v.float())  # type: ignore[no-untyped-call]
-        return y.to(k.dtype)
-    return wkv_reference(w, u, k, v)
+    backend = first_that_serves((NUMBA, TRITON_WKV), k)
+    if backend is None:
+        return wkv_reference(w, u, k, v)
+    wide = torch.promote_types(k.dtype, torch.float32)
+    kernel = _WKV.apply if backend is NUMBA else backend
+    y: Tensor = kernel(*(tensor.to(wide) for tensor in (w, u, k, v)))
+    return y.to(k.dtype)
 
 
 class _WKV(torch.autograd.Function):

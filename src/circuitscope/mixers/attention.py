@@ -3,7 +3,7 @@
 A centred conv reads later positions, and with it the layer is not causal; the pattern stays causal.
 """
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,17 +15,14 @@ from torch import Tensor, nn
 from circuitscope.errors import UserError
 from circuitscope.hooks import hook, wanted
 from circuitscope.kernels.attention import causal_scores, fused_attention
-from circuitscope.kernels.short_conv import short_conv
 from circuitscope.memory import check_fits
+from circuitscope.mixers.matched_token import key_parts, matched_token
 from circuitscope.mixers.mixer import MixerConfig, check_divides
 from circuitscope.mixers.positions import alibi, check_rotates, rotate
 from circuitscope.mixers.reading import Build, Factor, Reading
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.two_paths import Heads, mix, short_convolve
 from circuitscope.section import Added, Unit
-
-if TYPE_CHECKING:
-    from circuitscope.lens import HookPoint
 
 Stream = Float[Tensor, "batch pos d_model"]
 
@@ -71,11 +68,19 @@ class AttentionConfig(MixerConfig):
 
     @property
     def phi_in_passing(self) -> bool:
-        return "v" not in self.conv_on
+        return not self.conv_on
 
     @property
     def releases_lock(self) -> bool:
         return not self.conv_on
+
+
+class _Read(NamedTuple):
+    """What a projection reads, and, if that is a conv of x, the conv's matrix and what it gives before any SiLU."""
+
+    stream: Stream
+    matrix: Build | None = None
+    pre: Stream | None = None
 
 
 @register(AttentionConfig)
@@ -87,8 +92,9 @@ class Attention(nn.Module):
 
     Each conv is depthwise, causal unless `conv_mode` is centred, has a bias, and acts on x before the projection; Q, K
     and V have separate convs. Their outputs before SiLU are at `hook_conv_q`, `hook_conv_k` and, for the values,
-    `hook_conv`. The matrix of the values' conv is at `hook_phi_conv`. The convs of Q and K are part of the
-    pattern, which is lower-triangular in either mode; the conv of V is a factor of its own, and is so only if causal.
+    `hook_conv`; their matrices are at `hook_phi_conv_q`, `hook_phi_conv_k` and `hook_phi_conv`. The convs of Q and K
+    make the pattern, which is lower-triangular in either mode; the conv of V is a factor of its own, and is so only if
+    causal. With a conv on K the reading also has `matched`, the token whose key a query matched (`matched_token`).
 
     With dropout, training builds the pattern, and `hook_phi` sees what is left of it. In eval mode nothing is dropped,
     and `reading` never drops anything.
@@ -97,8 +103,6 @@ class Attention(nn.Module):
     state_size = None
     no_composed = ""
     no_transition = "attention has no recurrent state: it reads every earlier position anew"
-    conv_v: nn.Conv1d
-    hook_conv: "HookPoint"
 
     def __init__(self, config: AttentionConfig, d_model: int, positions: str):
         super().__init__()
@@ -118,10 +122,11 @@ class Attention(nn.Module):
 
     def _add_convs(self, config: AttentionConfig, d_model: int) -> None:
         for name in config.conv_on:
+            of = _suffix(name)
             setattr(self, f"conv_{name}", nn.Conv1d(d_model, d_model, config.conv_width, groups=d_model))
-            setattr(self, "hook_conv" if name == "v" else f"hook_conv_{name}", hook("batch pos d_model"))
+            setattr(self, f"hook_conv{of}", hook("batch pos d_model"))
+            setattr(self, f"hook_phi_conv{of}", hook("batch channel dest src", on_demand=True))
         if "v" in config.conv_on:
-            self.hook_phi_conv = hook("batch channel dest src", on_demand=True)
             self.no_composed = (
                 "the conv on V comes before the value projection, so a composed matrix over tokens exists only"
                 " per pair of channels; ask for its factors one at a time: pattern, conv"
@@ -140,8 +145,8 @@ class Attention(nn.Module):
         return out
 
     def reading(self, x: Stream) -> Reading:
-        """The pattern and, on the channels of x, the matrix of the values' conv."""
-        q, k, _, conv = self._into(x)
+        """The pattern and, on the channels of x, the matrices of the convs; with a conv on K, the matched token."""
+        q, k, _, reads = self._into(x)
         if wanted(self.hook_attn_scores, self.hook_pattern):  # these hooks see all heads at once
             size = x.shape[0] * self.n_heads * x.shape[1] ** 2 * x.element_size()
             check_fits(size, x.device, "the hooked pattern", "use fewer sequences")
@@ -155,14 +160,44 @@ class Attention(nn.Module):
                 bias = self._bias(x)
                 return causal_scores(q[:, :, heads], k[:, :, heads], None if bias is None else bias[heads]).softmax(-1)
 
-        factors = [Factor("pattern", "head", self.n_heads, pattern, shares=True, core=True)]
-        if conv is not None:
-            causal = not self.config.sees_ahead
-            factors.append(Factor("conv", "channel", x.shape[2], conv, causal=causal, hook="hook_phi_conv"))
-        return Reading(x.shape, factors=tuple(factors), transition=self.no_transition, no_composed=self.no_composed)
+        causal = not self.config.sees_ahead
+        convs = {
+            name: Factor(
+                f"conv{_suffix(name)}",
+                "channel",
+                x.shape[2],
+                read.matrix,
+                causal=causal,
+                hook=f"hook_phi_conv{_suffix(name)}",
+            )
+            for name, read in reads.items()
+            if read.matrix is not None
+        }
+        beside = [convs[name] for name in "qk" if name in convs]
+        if "k" in convs:
+            read, lags = reads["k"], range(-self.config.sees_ahead, self.config.conv_width - self.config.sees_ahead)
+
+            def matched(heads: slice) -> Float[Tensor, "batch head dest src"]:
+                assert read.matrix is not None
+                assert read.pre is not None
+                gate = read.pre.sigmoid() if self.config.conv_activation else None
+                parts = key_parts(x, read.matrix, lags, self.W_K[heads], gate, self.positions == "rope")
+                return matched_token(pattern(heads), q[:, :, heads], parts)
+
+            beside.append(Factor("matched", "head", self.n_heads, matched, shares=True, causal=causal))
+        return Reading(
+            x.shape,
+            factors=(
+                Factor("pattern", "head", self.n_heads, pattern, shares=True, core=True),
+                *([convs["v"]] if "v" in convs else []),
+            ),
+            beside=tuple(beside),
+            transition=self.no_transition,
+            no_composed=self.no_composed,
+        )
 
     def reading_from(self, phi: Float[Tensor, "batch head dest src"]) -> Reading:
-        """The reading of a layer without a conv on V, from the Φ that entered `hook_phi`."""
+        """The reading of a layer without convs, from the Φ that entered `hook_phi`."""
         pattern = Factor("pattern", "head", self.n_heads, lambda heads: phi[:, heads], shares=True, core=True)
         return Reading((len(phi), phi.shape[2]), factors=(pattern,), transition=self.no_transition)
 
@@ -184,15 +219,13 @@ class Attention(nn.Module):
         hooked: Tensor = self.hook_pattern(pattern)
         return hooked
 
-    def _into(self, x: Stream) -> tuple[Heads, Heads, Heads, Build | None]:
-        """Queries and keys (rotated under rope), values, and the matrix of the values' conv if there is one."""
-        conv = None
+    def _into(self, x: Stream) -> tuple[Heads, Heads, Heads, dict[str, _Read]]:
+        """Queries and keys (rotated under rope), values, and what each of them is read from."""
+        reads = {name: self._read(x, name) for name in "qkv"}
         if self.config.conv_on:
-            read_q, read_k = self._read(x, "q"), self._read(x, "k")
-            read_v, conv = self._read_v(x)
             biases = (None,) * 3 if self.qkv.bias is None else self.qkv.bias.chunk(3)
-            parts = zip((read_q, read_k, read_v), self.qkv.weight.chunk(3), biases, strict=True)
-            each = [F.linear(read, weight, bias) for read, weight, bias in parts]
+            parts = zip(reads.values(), self.qkv.weight.chunk(3), biases, strict=True)
+            each = [F.linear(read.stream, weight, bias) for read, weight, bias in parts]
             q, k, v = (
                 rearrange(u, "batch pos (head d_head) -> batch pos head d_head", head=self.n_heads) for u in each
             )
@@ -203,26 +236,16 @@ class Attention(nn.Module):
         q, k = self.hook_q(q), self.hook_k(k)
         if self.positions == "rope":
             q, k = self.hook_rot_q(rotate(q)), self.hook_rot_k(rotate(k))
-        return q, k, v, conv
+        return q, k, v, reads
 
-    def _read(self, x: Stream, name: str) -> Stream:
-        """What the projection of Q or K reads."""
+    def _read(self, x: Stream, name: str) -> _Read:
+        """What the projection of Q, K or V reads."""
         if name not in self.config.conv_on:
-            return x
-        conv = getattr(self, f"conv_{name}")
-        convolved = short_conv(x, conv.weight[:, 0], conv.bias, self.config.sees_ahead)
-        return self._activate(getattr(self, f"hook_conv_{name}")(convolved))
-
-    def _read_v(self, x: Stream) -> tuple[Stream, Build | None]:
-        """What the projection of V reads, and the matrix of its conv."""
-        if "v" not in self.config.conv_on:
-            return x, None
-        weight, bias = self.conv_v.weight[:, 0], self.conv_v.bias
-        u, matrix = short_convolve(self.hook_phi_conv, x, weight, bias, self.config.sees_ahead)
-        return self._activate(self.hook_conv(u)), matrix
-
-    def _activate(self, x: Stream) -> Stream:
-        return F.silu(x) if self.config.conv_activation else x
+            return _Read(x)
+        conv, point = getattr(self, f"conv_{name}"), getattr(self, f"hook_phi_conv{_suffix(name)}")
+        convolved, matrix = short_convolve(point, x, conv.weight[:, 0], conv.bias, self.config.sees_ahead)
+        pre = getattr(self, f"hook_conv{_suffix(name)}")(convolved)
+        return _Read(F.silu(pre) if self.config.conv_activation else pre, matrix, pre)
 
     def _bias(self, x: Stream) -> Float[Tensor, "head dest src"] | None:
         if self.positions != "alibi":
@@ -256,3 +279,8 @@ class Attention(nn.Module):
         return rearrange(
             self.qkv.weight.chunk(3)[which], "(head d_head) d_model -> head d_model d_head", head=self.n_heads
         )
+
+
+def _suffix(name: str) -> str:
+    """The end of the names of a conv's hooks and factor; that of the values has none, as in every mixer."""
+    return "" if name == "v" else f"_{name}"

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from circuitscope.errors import UserError
 from circuitscope.hooks import hook
 from circuitscope.kernels.delta_rule import delta_phi, delta_rule, delta_with_state_edit
-from circuitscope.kernels.short_conv import short_conv
 from circuitscope.mixers.mamba import dt_bias
 from circuitscope.mixers.mixer import RotaryConfig, check_divides
 from circuitscope.mixers.positions import check_rotates, rotate
 from circuitscope.mixers.reading import Build, DeltaTransition, Factor, Reading, State
 from circuitscope.mixers.registry import register
-from circuitscope.mixers.two_paths import Channels, Heads, mix, short_convolve
+from circuitscope.mixers.two_paths import Channels, Heads, mix, short_convolve_parts
 from circuitscope.section import Added, DefaultBy, Unit
 
 PerHead = Float[Tensor, "batch pos head"]
@@ -105,7 +104,8 @@ class DeltaNet(nn.Module):
     `hook_q` and `hook_k` hold q and k after conv, SiLU and norm, which the rule reads; with rope it reads them rotated,
     as they are at `hook_rot_q` and `hook_rot_k`. `hook_decay` holds g, the logarithm of the share that
     is kept; `hook_gate` holds the gate before SiLU; `hook_state` is [batch, pos, head, d_key, d_head]. `hook_phi_conv`
-    is the conv on the values; the convs on q and k stay fused.
+    is the conv on the values, `hook_phi_conv_q` and `hook_phi_conv_k` are those on the queries and keys, which Φ is
+    made with.
     """
 
     def __init__(self, config: DeltaConfig, d_model: int, positions: str):
@@ -115,12 +115,12 @@ class DeltaNet(nn.Module):
         self.d_key = config.d_key or _share(d_model, config.n_heads)
         self.d_head = config.d_value or _share(d_model, config.n_heads)
         keys, values = self.n_heads * self.d_key, self.n_heads * self.d_head
-        # queries and keys, values, β; with a gate also the step and the output gate
-        self.sizes = [2 * keys, values, self.n_heads, *([self.n_heads, values] if config.gated else [])]
+        self.convolved = (keys, keys, values)
+        channels = sum(self.convolved)
+        # what the conv reads, β; with a gate also the step and the output gate
+        self.sizes = [channels, self.n_heads, *([self.n_heads, values] if config.gated else [])]
         self.in_proj = nn.Linear(d_model, sum(self.sizes), bias=False)
-        self.conv = nn.Conv1d(
-            2 * keys + values, 2 * keys + values, config.conv_width, groups=2 * keys + values, bias=False
-        )
+        self.conv = nn.Conv1d(channels, channels, config.conv_width, groups=channels, bias=False)
         self.norm = nn.RMSNorm(self.d_head, config.norm_eps)
         self.out = nn.Linear(values, d_model, bias=False)
         if config.gated:
@@ -133,12 +133,15 @@ class DeltaNet(nn.Module):
             check_rotates(self.d_key, "d_key")
             self.hook_rot_q, self.hook_rot_k = (hook("batch pos head d_key") for _ in "qk")
         self.hook_beta = hook("batch pos head")
+        self.hook_phi_conv_q, self.hook_phi_conv_k = (
+            hook("batch key_channel dest src", on_demand=True) for _ in "qk"
+        )
         self.hook_phi_conv = hook("batch channel dest src", on_demand=True)
         self.hook_conv = hook("batch pos channel")
         self.hook_v, self.hook_z = (hook("batch pos head d_head") for _ in "vz")
         self.hook_phi = hook("batch head dest src")
         self.hook_state = hook("batch pos head d_key d_head", on_demand=True)
-        self.state_size = keys * self.d_head + (config.conv_width - 1) * (2 * keys + values)
+        self.state_size = keys * self.d_head + (config.conv_width - 1) * channels
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         q, k, pre, beta, g, gate, _ = self._into(x)
@@ -157,8 +160,8 @@ class DeltaNet(nn.Module):
 
     def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
         """Φ_delta, per head, · diag(σ(pre)) · Φ_conv, per channel of the values; SiLU(pre) = σ(pre) · pre."""
-        q, k, pre, beta, g, _, conv = self._into(x)
-        channels = pre.shape[-1]
+        q, k, pre, beta, g, _, (conv_q, conv_k, conv) = self._into(x)
+        keys, _, channels = self.convolved
 
         def delta(h: slice) -> Float[Tensor, "batch head dest src"]:
             return delta_phi(q[:, :, h], k[:, :, h], beta[..., h], None if g is None else g[..., h])
@@ -170,6 +173,10 @@ class DeltaNet(nn.Module):
                 Factor("silu", "channel", channels, lambda c: pre[..., c].sigmoid().mT, diagonal=True),
                 Factor("conv", "channel", channels, conv, hook="hook_phi_conv"),
             ),
+            beside=(
+                Factor("conv_q", "channel", keys, conv_q, hook="hook_phi_conv_q"),
+                Factor("conv_k", "channel", keys, conv_k, hook="hook_phi_conv_k"),
+            ),
             transition=DeltaTransition(k, beta, g),
             state=State(by="hook_rot_q" if self.config.rotary else "hook_q", groups=self.n_heads),
         )
@@ -179,31 +186,32 @@ class DeltaNet(nn.Module):
 
         k reads each entry, a write changes it, q reads it. The chunked kernel computes matrix products instead.
         """
-        channels = self.sizes[0] + self.sizes[1]
+        channels = self.sizes[0]
         entry = 7 if self.config.gated else 6
         return 2 * self.config.conv_width * channels + entry * self.n_heads * self.d_key * self.d_head
 
     def _into(
         self, x: Float[Tensor, "batch pos d_model"]
-    ) -> tuple[Heads, Heads, Channels, PerHead, PerHead | None, Gate | None, Build]:
-        """q, k, the input of the values' SiLU, β, log decay, output gate, and the matrix of the values' conv."""
-        qk, u, beta, *rest = self.in_proj(x).split(self.sizes, dim=-1)
-        of_qk, of_v = self.conv.weight[:, 0].split(self.sizes[:2])
-        q, k = F.silu(short_conv(qk, of_qk)).chunk(2, dim=-1)
-        q, k = self.hook_q(_l2norm(self._heads(q))), self.hook_k(_l2norm(self._heads(k)))
+    ) -> tuple[Heads, Heads, Channels, PerHead, PerHead | None, Gate | None, list[Build]]:
+        """q, k, the input of the values' SiLU, β, log decay, output gate, and the matrices of the three convs."""
+        u, beta, *rest = self.in_proj(x).split(self.sizes, dim=-1)
+        points = (self.hook_phi_conv_q, self.hook_phi_conv_k, self.hook_phi_conv)
+        convolved = short_convolve_parts(points, u, self.convolved, self.conv.weight[:, 0], None)
+        (q, k, pre), convs = [out for out, _ in convolved], [matrix for _, matrix in convolved]
+        q, k = (self._heads(F.silu(u)) for u in (q, k))
+        q, k = self.hook_q(_l2norm(q)), self.hook_k(_l2norm(k))
         if self.config.rotary:
             q, k = self.hook_rot_q(rotate(q)), self.hook_rot_k(rotate(k))
-        convolved, conv = short_convolve(self.hook_phi_conv, u, of_v, None)
-        pre = self.hook_conv(convolved)
+        pre = self.hook_conv(pre)
         beta = self.hook_beta(self.config.cap * beta.sigmoid())
         if not isinstance(self.config, GatedDeltaNetConfig):
-            return q, k, pre, beta, None, None, conv
+            return q, k, pre, beta, None, None, convs
         step, gate = rest
         g = -self.A_log.exp() * F.softplus(step + self.dt_bias)
         if floor := self.config.decay_floor:
             g = torch.log1p((1 - floor) * torch.expm1(g))  # log(f + (1 − f) e^g), exact where little decays
         g = self.hook_decay(g)
-        return q, k, pre, beta, g, self.hook_gate(self._heads(gate)), conv
+        return q, k, pre, beta, g, self.hook_gate(self._heads(gate)), convs
 
     def _heads(self, u: Channels) -> Heads:
         return rearrange(u, "batch pos (head d) -> batch pos head d", head=self.n_heads)

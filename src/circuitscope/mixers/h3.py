@@ -13,10 +13,10 @@ from circuitscope.hooks import hook
 from circuitscope.kernels.long_conv import long_conv, toeplitz
 from circuitscope.kernels.s4d import S4DParams, s4d_kernel, s4d_with_state_edit, shift_ssm
 from circuitscope.mixers.mixer import MixerConfig, check_divides
-from circuitscope.mixers.reading import Factor, Reading, State
+from circuitscope.mixers.reading import Build, Factor, Reading, State
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.s4 import add_s4d_parameters, s4d_transition
-from circuitscope.mixers.two_paths import Heads, mix
+from circuitscope.mixers.two_paths import Heads, convolve, mix
 from circuitscope.section import Unit
 
 
@@ -39,7 +39,7 @@ class H3(nn.Module):
     """Φ_ij = (q_i · k̃_j)(K_{i−j} + D δ_ij), per head; by default every head has one channel.
 
     K is the kernel of S4D-Lin with bilinear discretization, in real arithmetic on N/2 conjugate pairs. `hook_k` holds
-    k̃, after the shift-SSM. `hook_state` holds the S4D states, complex [batch, pos, channel, N/2]. With head_dim a > 1
+    k̃, after the shift-SSM, whose matrix, with D_k, is at `hook_phi_conv_k`. `hook_state` holds the S4D states, complex [batch, pos, channel, N/2]. With head_dim a > 1
     its channels are the products k̃_a v_b of each head, head · a² in all. The state of the shift-SSM, the last inputs
     of k, has no hook. `state_size` counts both states: N − 1 inputs for the shift, as for a conv of N taps, and 2 for
     each complex number.
@@ -66,12 +66,13 @@ class H3(nn.Module):
         self.out = nn.Linear(d_model, d_model)
         unit = "channel" if size == 1 else "head"
         self.hook_q, self.hook_k, self.hook_v, self.hook_z = (hook(f"batch pos {unit} d_head") for _ in "qkvz")
+        self.hook_phi_conv_k = hook("batch channel dest src", on_demand=True)
         self.hook_phi = hook(f"batch {unit} dest src", on_demand=True)
         self.hook_state = hook("batch pos product state", on_demand=True)
         self.state_size = d_model * (config.d_state - 1) + heads * size**2 * config.d_state
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        q, k, v = self._into(x)
+        q, k, v, _ = self._into(x)
         length = x.shape[1]
 
         def phi() -> Float[Tensor, "batch head dest src"]:
@@ -92,7 +93,7 @@ class H3(nn.Module):
 
     def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
         """diag(q) · Toeplitz(K + Dδ) · diag(k̃), per channel; a single factor where a head has several channels."""
-        q, k, _ = self._into(x)
+        q, k, _, shift = self._into(x)
         n, length = self.n_heads, x.shape[1]
         params = self._ssm()[0]
         kernel = s4d_kernel(params, length)
@@ -118,7 +119,8 @@ class H3(nn.Module):
                 Factor("k", "channel", n, lambda c: k[:, :, c, 0].mT, **options),
             )
         transition = s4d_transition(params, length)  # of the S4D, not of the shift register on its keys
-        return Reading(x.shape, factors=found, transition=transition, state=State())
+        beside = (Factor("shift_k", "channel", x.shape[2], shift, hook="hook_phi_conv_k"),)
+        return Reading(x.shape, factors=found, beside=beside, transition=transition, state=State())
 
     def mixing_flops(self, length: int) -> int:
         """FLOPs of both convolutions and the products, forward, per token: 2 per tap.
@@ -130,13 +132,18 @@ class H3(nn.Module):
         taps = min(self.config.d_state, length)
         return self.n_heads * self.d_head * (2 * taps + 2) + products * (length + 1 + 2 + 3)
 
-    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Heads, Heads, Heads]:
+    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Heads, Heads, Heads, Build]:
+        """Queries, k̃, values, and the matrix of the shift that makes k̃ of the keys."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
-        q, k, v = (
-            rearrange(u, "batch pos (head d) -> batch pos head d", head=self.n_heads)
-            for u in (q, shift_ssm(k, self.shift, self.shift_D), v)
+        shifted, shift = convolve(
+            self.hook_phi_conv_k,
+            k,
+            matrix=lambda c: toeplitz(self.shift[c], x.shape[1], self.shift_D[c]),
+            bias=None,
+            fused=lambda k: shift_ssm(k, self.shift, self.shift_D),
         )
-        return self.hook_q(q), self.hook_k(k), v
+        q, k, v = (rearrange(u, "batch pos (head d) -> batch pos head d", head=self.n_heads) for u in (q, shifted, v))
+        return self.hook_q(q), self.hook_k(k), v, shift
 
     def _ssm(self, copies: int = 1) -> tuple[S4DParams, Float[Tensor, " channel"]]:
         """The SSM's parameters and D, with those of each head repeated for `copies` channels."""

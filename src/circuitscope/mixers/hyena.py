@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from circuitscope.hooks import hook
 from circuitscope.kernels.long_conv import long_conv, toeplitz
-from circuitscope.kernels.short_conv import short_conv
 from circuitscope.mixers.mixer import MixerConfig
 from circuitscope.mixers.reading import Build, Factor, Reading
 from circuitscope.mixers.registry import register
-from circuitscope.mixers.two_paths import Heads, mix, short_convolve
+from circuitscope.mixers.two_paths import Heads, mix, short_convolve_parts
 from circuitscope.section import Added, DefaultBy, Unit
 
 
@@ -90,8 +89,9 @@ class Hyena(nn.Module):
     """Φ = diag(x2) · Toeplitz(h + bδ) · diag(x1), per channel.
 
     `hook_q` holds x2 and `hook_k` holds x1, both after the short conv. `hook_phi_conv` is the short conv on the
-    values, without its bias; the convs on x1 and x2 stay fused. There is no finite recurrent state: an implicit
-    filter has no recurrence, so the next output needs every earlier x1 ⊙ v.
+    values, without its bias; `hook_phi_conv_x1` and `hook_phi_conv_x2` are those on x1 and x2, which Φ is made with.
+    There is no finite recurrent state: an implicit filter has no recurrence, so the next output needs every earlier
+    x1 ⊙ v.
 
     The filter's time needs a scale: the config's `l_max` or, if that is none, 64 until `set_length` is called.
     """
@@ -109,7 +109,9 @@ class Hyena(nn.Module):
         self.skip = nn.Parameter(torch.randn(d_model))
         self.out = nn.Linear(d_model, d_model)
         self.hook_q, self.hook_k, self.hook_v, self.hook_z = (hook("batch pos channel d_head") for _ in "qkvz")
-        self.hook_phi, self.hook_phi_conv = (hook("batch channel dest src", on_demand=True) for _ in range(2))
+        self.hook_phi, self.hook_phi_conv, self.hook_phi_conv_x1, self.hook_phi_conv_x2 = (
+            hook("batch channel dest src", on_demand=True) for _ in range(4)
+        )
         self.hook_conv = hook("batch pos channel")
 
     def set_length(self, max_length: int) -> None:
@@ -132,7 +134,7 @@ class Hyena(nn.Module):
 
     def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
         """diag(x2) · Toeplitz(h + bδ) · diag(x1) · Φ_conv."""
-        x1, x2, _, conv = self._into(x)
+        x1, x2, _, (conv_x1, conv_x2, conv) = self._into(x)
         n, length = self.n_heads, x.shape[1]
         h = self.filter(length)
         return Reading(
@@ -150,6 +152,10 @@ class Hyena(nn.Module):
                 Factor("x1", "channel", n, lambda c: x1[:, :, c, 0].mT, diagonal=True, core=True),
                 Factor("conv", "channel", n, conv, hook="hook_phi_conv"),
             ),
+            beside=(
+                Factor("conv_x1", "channel", n, conv_x1, hook="hook_phi_conv_x1"),
+                Factor("conv_x2", "channel", n, conv_x2, hook="hook_phi_conv_x2"),
+            ),
             transition="an implicit filter has no recurrence, so Hyena has no state to carry",
         )
 
@@ -161,12 +167,10 @@ class Hyena(nn.Module):
         """
         return self.n_heads * (3 * 2 * self.config.conv_width + length + 1 + 4)
 
-    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Heads, Heads, Heads, Build]:
-        """x1, x2, the values, and the matrix of their conv."""
-        n = self.n_heads
-        weight, bias = self.conv.weight[:, 0], self.conv.bias
-        assert bias is not None
-        u = self.in_proj(x)
-        x1, x2 = short_conv(u[..., : 2 * n], weight[: 2 * n], bias[: 2 * n])[..., None].chunk(2, dim=2)
-        v, conv = short_convolve(self.hook_phi_conv, u[..., 2 * n :], weight[2 * n :], bias[2 * n :])
-        return self.hook_k(x1), self.hook_q(x2), self.hook_conv(v)[..., None], conv
+    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Heads, Heads, Heads, list[Build]]:
+        """x1, x2, the values, and the matrices of their convs."""
+        points = (self.hook_phi_conv_x1, self.hook_phi_conv_x2, self.hook_phi_conv)
+        sizes = [self.n_heads] * 3
+        convolved = short_convolve_parts(points, self.in_proj(x), sizes, self.conv.weight[:, 0], self.conv.bias)
+        (x1, x2, v), convs = [out for out, _ in convolved], [matrix for _, matrix in convolved]
+        return self.hook_k(x1[..., None]), self.hook_q(x2[..., None]), self.hook_conv(v)[..., None], convs

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from circuitscope.hooks import hook
+from circuitscope.hooks import hook, wanted
+from circuitscope.kernels.scan_edges import selective_scan_edge_sums
 from circuitscope.kernels.selective_scan import (
     selective_scan,
     selective_scan_phi,
@@ -141,6 +142,7 @@ def selective(mixer: Any, v: Channels) -> ChannelScan:
         with_states=lambda v, edit: selective_scan_with_state_edit(v, dt, A, B, C, D, edit),
         transition=GatedTransition(dt, A),
         profile=lambda part: _profile(dt[..., part], A[part], B, C, D[part]),
+        on_edges=lambda part, *given: selective_scan_edge_sums(dt[..., part], A[part], B, C, D[part], *given),
     )
 
 
@@ -209,7 +211,8 @@ class GatedBlock(nn.Module):
         if self.config.activation:
             found.append(Factor("silu", "channel", n, lambda c: pre[..., c].sigmoid().mT, diagonal=True))
         if conv is not None:
-            found.append(Factor("conv", "channel", n, conv, hook="hook_phi_conv"))
+            taps = None if wanted(self.hook_phi_conv) else self.conv.weight[:, 0].flip(1)
+            found.append(Factor("conv", "channel", n, conv, hook="hook_phi_conv", taps=taps))
         return Reading(x.shape, factors=tuple(found), transition=scan.transition, state=self.state)
 
     def _conv_flops(self) -> int:

@@ -1,6 +1,6 @@
 """Mamba2: a gated block around SSD, the state-space model with one decay per head."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,14 +10,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from circuitscope.hooks import hook
-from circuitscope.kernels.short_conv import short_conv
 from circuitscope.kernels.ssd import ssd, ssd_phi, ssd_with_state_edit
 from circuitscope.mixers.mamba import dt_bias, start_near_identity
 from circuitscope.mixers.mixer import RotaryConfig, check_divides
 from circuitscope.mixers.positions import check_rotates, rotate
 from circuitscope.mixers.reading import Build, Factor, GatedTransition, Reading, State
 from circuitscope.mixers.registry import register
-from circuitscope.mixers.two_paths import Channels, mix, short_convolve
+from circuitscope.mixers.two_paths import Channels, mix, short_convolve_parts
 from circuitscope.section import Unit
 
 StepSizes = Float[Tensor, "batch pos head"]
@@ -47,9 +46,9 @@ class Mamba2(nn.Module):
     """Φ = (C Bᵀ ⊙ Γ) diag(Δ) + D δ per head, Γ_ij = exp(Σ_{k=j+1..i} Δ_k A); y = W_o RMSNorm(z ⊙ SiLU(gate)).
 
     The gate comes before the norm. The gate is a factor, diag(SiLU(gate)); the norm is not linear and
-    belongs to Out. `hook_conv` and `hook_phi_conv` cover the channels of the values. B and C go through the
-    same short conv, but always fused; read and edit them after it, at `hook_B` and `hook_C`. `hook_dt` is Δ,
-    after its softplus. The norm is over all channels, even with more than one group. With rope, B and C are rotated
+    belongs to Out. `hook_conv` and `hook_phi_conv` cover the channels of the values. The convs of B and C, which Φ is
+    made with, are at `hook_phi_conv_B` and `hook_phi_conv_C`; what they give, after SiLU, is at `hook_B` and `hook_C`.
+    `hook_dt` is Δ, after its softplus. The norm is over all channels, even with more than one group. With rope, B and C are rotated
     after `hook_B` and `hook_C`; `hook_rot_B` and `hook_rot_C` hold what the SSD reads.
     """
 
@@ -62,8 +61,9 @@ class Mamba2(nn.Module):
         check_divides("n_groups", config.n_groups, f"the number of heads, {heads}", heads)
         self.n_heads, self.d_head = heads, config.headdim
         shared = config.n_groups * config.d_state
-        self.sizes = (channels, channels, 2 * shared, heads)  # gate, values, B and C, Δ
-        convolved = channels + 2 * shared
+        self.convolved = (channels, shared, shared)  # values, B, C
+        convolved = sum(self.convolved)
+        self.sizes = (channels, convolved, heads)  # gate, what the conv reads, Δ
         self.in_proj = nn.Linear(d_model, sum(self.sizes), bias=False)
         self.conv = nn.Conv1d(convolved, convolved, config.conv_width, groups=convolved)
         self.dt_bias = nn.Parameter(dt_bias(heads))
@@ -74,6 +74,9 @@ class Mamba2(nn.Module):
         self.norm = nn.RMSNorm(channels, eps=config.norm_eps)
         self.out = nn.Linear(channels, d_model, bias=False)
         self.hook_phi_conv = hook("batch channel dest src", on_demand=True)
+        self.hook_phi_conv_B, self.hook_phi_conv_C = (
+            hook("batch state_channel dest src", on_demand=True) for _ in "BC"
+        )
         self.hook_conv, self.hook_gate = hook("batch pos channel"), hook("batch pos channel")
         self.hook_dt = hook("batch pos head")
         self.hook_B, self.hook_C = (hook("batch pos group state") for _ in "BC")
@@ -89,14 +92,12 @@ class Mamba2(nn.Module):
     def start_mimetic(self, max_length: int) -> None:
         """Starts as linear attention whose queries are its keys: C has the projection and the conv of B."""
         start_near_identity(self.A_log, self.dt_bias, max_length)
-        _, _, shared, dt = self.in_proj.weight.split(self.sizes)
+        _, read, dt = self.in_proj.weight.split(self.sizes)
         dt.zero_()
-        for of_B, of_C in (shared.chunk(2), self._of_shared(self.conv.weight), self._of_shared(self.conv.bias)):
+        assert self.conv.bias is not None
+        for weights in (read, self.conv.weight, self.conv.bias):
+            _, of_B, of_C = weights.split(self.convolved)
             of_C.copy_(of_B)
-
-    def _of_shared(self, of_conv: Any) -> tuple[Tensor, ...]:
-        """The parts of the conv's weight or bias for B and for C."""
-        return tuple(of_conv[self.sizes[1] :].chunk(2))
 
     @property
     def A(self) -> Float[Tensor, " head"]:
@@ -117,7 +118,7 @@ class Mamba2(nn.Module):
 
     def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
         """diag(SiLU(gate)) · Φ_ssd · diag(σ(pre)) · Φ_conv: Φ_ssd is per head, the other factors are per channel."""
-        gate, pre, dt, B, C, conv = self._into(x)
+        gate, pre, dt, B, C, (conv, conv_B, conv_C) = self._into(x)
         n, A, D = pre.shape[-1], self.A, self.D
         per_group = self.n_heads // self.config.n_groups
 
@@ -133,6 +134,10 @@ class Mamba2(nn.Module):
                 Factor("ssd", "head", self.n_heads, phi, core=True, without_skip=lambda h: phi(h, skip=False)),
                 Factor("silu", "channel", n, lambda c: pre[..., c].sigmoid().mT, diagonal=True),
                 Factor("conv", "channel", n, conv, hook="hook_phi_conv"),
+            ),
+            beside=(
+                Factor("conv_B", "channel", self.convolved[1], conv_B, hook="hook_phi_conv_B"),
+                Factor("conv_C", "channel", self.convolved[2], conv_C, hook="hook_phi_conv_C"),
             ),
             transition=GatedTransition(dt, A[:, None]),
             state=State(by="hook_rot_C" if self.config.rotary else "hook_C", groups=self.config.n_groups),
@@ -150,21 +155,20 @@ class Mamba2(nn.Module):
 
     def _into(
         self, x: Float[Tensor, "batch pos d_model"]
-    ) -> tuple[Channels, Channels, StepSizes, Groups, Groups, Build]:
-        """The gate, the input of the values' SiLU, Δ, B, C, and the matrix of the values' conv."""
-        gate, u, u_shared, dt = self.in_proj(x).split(self.sizes, dim=-1)
+    ) -> tuple[Channels, Channels, StepSizes, Groups, Groups, list[Build]]:
+        """The gate, the input of the values' SiLU, Δ, B, C, and the matrices of the convs of values, B and C."""
+        gate, u, dt = self.in_proj(x).split(self.sizes, dim=-1)
         gate = self.hook_gate(gate)
-        channels = self.sizes[1]
-        weight, bias = self.conv.weight[:, 0], self.conv.bias
-        assert bias is not None
-        convolved, conv = short_convolve(self.hook_phi_conv, u, weight[:channels], bias[:channels])
-        pre = self.hook_conv(convolved)
-        shared = F.silu(short_conv(u_shared, weight[channels:], bias[channels:]))
-        B, C = rearrange(
-            shared, "batch pos (two group state) -> two batch pos group state", two=2, group=self.config.n_groups
+        points = (self.hook_phi_conv, self.hook_phi_conv_B, self.hook_phi_conv_C)
+        convolved = short_convolve_parts(points, u, self.convolved, self.conv.weight[:, 0], self.conv.bias)
+        (pre, B, C), convs = [out for out, _ in convolved], [matrix for _, matrix in convolved]
+        pre = self.hook_conv(pre)
+        groups = self.config.n_groups
+        B, C = (
+            rearrange(F.silu(u), "batch pos (group state) -> batch pos group state", group=groups) for u in (B, C)
         )
         dt = self.hook_dt(F.softplus(dt + self.dt_bias))
         B, C = self.hook_B(B), self.hook_C(C)
         if self.config.rotary:
             B, C = self.hook_rot_B(rotate(B)), self.hook_rot_C(rotate(C))
-        return gate, pre, dt, B, C, conv
+        return gate, pre, dt, B, C, convs

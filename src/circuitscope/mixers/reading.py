@@ -1,9 +1,10 @@
 """How a layer describes itself to the rest of the package: its mixing matrices, its state transition and its state.
 
 A mixer computes z = Φ · v. Φ may be a product of matrices, and what surrounds it (a short conv before the values, a
-gate after the product) can be multiplied to it. A `Reading` lists these `Factor`s for one input, from left to right. A
-`Product` is one factor, or several multiplied, and is built for slices of its units. Scores, decay, circuits,
-interventions, probes and figures use readings and nothing else of a layer.
+gate after the product) can be multiplied to it. A `Reading` lists these `Factor`s for one input, from left to right.
+Convs that Φ itself is made with, on queries and keys, are listed beside them and multiply nothing. A `Product` is one
+factor, or several multiplied, and is built for slices of its units. Scores, decay, circuits, interventions, probes and
+figures use readings and nothing else of a layer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +16,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from circuitscope.errors import UserError, unknown
+from circuitscope.kernels.edge_sums import EdgeList, EdgeSums, Surroundings
 
 Unit = Literal["head", "channel"]
 Matrix = Float[Tensor, "one_or_batch unit dest src"]
 Build = Callable[[slice], Tensor]
 Profile = Float[Tensor, "batch unit lag"]
+OnEdges = Callable[[slice, EdgeList, Surroundings | None], tuple[EdgeSums, EdgeSums | None]]
 
 SLICE_BYTES = 8e6  # size of the matrices built at once: arrays of this size stay in a CPU's cache
 
@@ -39,6 +42,9 @@ class Factor:
         without_skip: builds it without its direct term D δ_ij, if it has one.
         profile: gives m(δ), the mean of |M_ij| at i − j = δ, and the same without the skip term. Only for factors
             where this is faster than building the matrix.
+        on_edges: gives the sums over edges of its matrix and of its surroundings' product, without building either.
+            Only for factors that have a kernel for it.
+        taps: its weights by lag [unit, lag], where it is one short causal conv for all sequences.
     """
 
     name: str
@@ -52,6 +58,8 @@ class Factor:
     hook: str = ""
     without_skip: Build | None = None
     profile: Callable[[slice], tuple[Profile, Profile]] | None = None
+    on_edges: OnEdges | None = None
+    taps: Float[Tensor, "unit lag"] | None = None
 
     def __repr__(self) -> str:
         return f"Factor({self.name!r}, {self.size} {self.unit}{'s' if self.size > 1 else ''})"
@@ -202,6 +210,8 @@ class Reading:
     Args:
         shape: the shape [batch, pos, …] of that input.
         factors: the factors from left to right, the outermost first; none if there is no Φ (`no_phi` says why).
+        beside: matrices that are read and cut by themselves and multiply nothing: the convs and shifts of what Φ is
+            made from (queries and keys, B and C), and what Φ says about tokens through such a conv.
         no_composed: why the factors cannot all be multiplied; "" if they can.
         transition: the transition of the recurrent state, or a sentence that says why there is none.
         state: the recurrent state that can be read and edited, if there is one.
@@ -209,6 +219,7 @@ class Reading:
 
     shape: Sequence[int]
     factors: tuple[Factor, ...] = ()
+    beside: tuple[Factor, ...] = ()
     transition: GatedTransition | DeltaTransition | str = "the layer says nothing of a transition"
     state: State | None = None
     no_phi: str = ""
@@ -217,7 +228,7 @@ class Reading:
 
     def __repr__(self) -> str:
         size = f"{self.batch} sequences of {self.length} positions"
-        return f"Reading({size}; {self.no_phi or ', '.join(map(repr, self.factors))})"
+        return f"Reading({size}; {self.no_phi or ', '.join(map(repr, (*self.factors, *self.beside)))})"
 
     @property
     def batch(self) -> int:
@@ -243,7 +254,7 @@ class Reading:
         return self.core if self.no_composed else self.product("composed")
 
     def products(self, diagonal: bool = False) -> dict[str, Product]:
-        """Every matrix worth reading: each factor, Φ if it is a product, and all factors composed.
+        """Every matrix worth reading: each factor, Φ if it is a product, all factors composed, and those beside them.
 
         Args:
             diagonal: include the diagonal factors, which move nothing between positions.
@@ -253,14 +264,16 @@ class Reading:
             self._made.update({p.name: p for p in every} | {self.core.name: self.core})
             if not self.no_composed and len(self.factors) > len(self.core.factors):
                 self._made["composed"] = Product("composed", self.factors)
+            self._made.update({factor.name: _lone(factor) for factor in self.beside})
         return {name: product for name, product in self._made.items() if diagonal or not product.diagonal}
 
     @property
     def names(self) -> list[str]:
-        """The names that `product` accepts: each factor, "phi" and "composed"; none if there is no Φ."""
+        """The names that `product` accepts: each factor, "phi", "composed" and those beside; none if there is no Φ."""
         if not self.factors:
             return []
-        return [*(factor.name for factor in self.factors), "phi", *([] if self.no_composed else ["composed"])]
+        composed = [] if self.no_composed else ["composed"]
+        return [*(f.name for f in self.factors), "phi", *composed, *(f.name for f in self.beside)]
 
     def product(self, asked: str | Sequence[str]) -> Product:
         """A matrix by name: a factor, "phi", "composed", or several factors, multiplied in the layer's order."""
@@ -279,6 +292,13 @@ class Reading:
             raise UserError(f"factors is empty; valid: {', '.join(valid)}")
         if len(chosen) == 1 and chosen[0] in ("phi", "composed"):
             return self.product(chosen[0])
+        beside = [factor.name for factor in self.beside if factor.name in chosen]
+        if beside and len(chosen) == 1:
+            return every[chosen[0]]
+        if beside:
+            raise UserError(
+                f"{beside[0]} is part of how Φ is made, so no other factor is multiplied by it; ask for it alone"
+            )
         for name in chosen:
             if name not in names:
                 raise unknown("factor", name, valid if len(chosen) == 1 else names)

@@ -31,7 +31,8 @@ class RWKV(nn.Module):
     w = e^{time_decay}, u = time_first.
 
     `hook_gate` holds r before σ. `hook_phi_conv` is the matrix of the shift before the values, per channel of x:
-    mix · I + (1 − mix) · shift. `hook_conv` holds its result, before the projection. `hook_state`
+    mix · I + (1 − mix) · shift. `hook_conv` holds its result, before the projection. `hook_phi_conv_k` and
+    `hook_phi_conv_r` are the shifts before the keys and the receptance, which Φ is made with. `hook_state`
     [batch, pos, channel, 3] holds (num, den, max): the numerator is num · e^max and the denominator den · e^max, where
     max is the running maximum of the exponents. y_t reads the state before t, so an edit at t shows from t + 1 on.
 
@@ -59,7 +60,9 @@ class RWKV(nn.Module):
         self.receptance = nn.Linear(d_model, channels, bias=False)
         self.out = nn.Linear(channels, d_model, bias=False)
         self.hook_k, self.hook_gate = hook("batch pos channel d_head"), hook("batch pos channel")
-        self.hook_phi_conv = hook("batch channel dest src", on_demand=True)
+        self.hook_phi_conv, self.hook_phi_conv_k, self.hook_phi_conv_r = (
+            hook("batch channel dest src", on_demand=True) for _ in range(3)
+        )
         self.hook_conv = hook("batch pos channel")
         self.hook_v, self.hook_z = (hook("batch pos channel d_head") for _ in "vz")
         self.hook_phi = hook("batch channel dest src", on_demand=True)
@@ -99,7 +102,7 @@ class RWKV(nn.Module):
 
     def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
         """diag(σ(r)) · the row-normalized weights and, per channel of x, the shift before the values."""
-        k, _, r, shift = self._into(x)
+        k, _, r, (shift_k, shift, shift_r) = self._into(x)
         w, u, n = self.time_decay.exp(), self.time_first, self.n_heads
         rate = -widened(self.time_decay).exp()[:, None]  # for numerator and denominator; z is their ratio
         return Reading(
@@ -108,6 +111,10 @@ class RWKV(nn.Module):
                 Factor("receptance", "channel", n, lambda c: r[..., c].sigmoid().mT, diagonal=True, core=True),
                 Factor("wkv", "channel", n, lambda c: wkv_phi(w[c], u[c], k[..., c]), shares=True, core=True),
                 Factor("shift", "channel", n, shift, hook="hook_phi_conv"),
+            ),
+            beside=(
+                Factor("shift_k", "channel", n, shift_k, hook="hook_phi_conv_k"),
+                Factor("shift_r", "channel", n, shift_r, hook="hook_phi_conv_r"),
             ),
             transition=GatedTransition(torch.ones(1, x.shape[1], n, device=rate.device), rate),
             state=State(),
@@ -118,19 +125,25 @@ class RWKV(nn.Module):
         """FLOPs of shifts and recurrence, forward, per token. Per channel: 3 per shift, 20 for wkv, 2 for σ(r)."""
         return self.n_heads * (3 * 3 + 20 + 2)
 
-    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels, Channels, Build]:
-        """Keys, values, receptance, and the matrix of the shift before the values."""
+    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels, Channels, list[Build]]:
+        """Keys, values, receptance, and the matrices of the shifts before each of them."""
         before = token_shift(x)
-        k = self.hook_k(self.key(before.lerp(x, self.time_mix_k))[..., None])[..., 0]
-        shifted, shift = convolve(
-            self.hook_phi_conv,
-            x,
-            matrix=lambda c: self._shift(self.time_mix_v[c], x.shape[1]),
-            bias=None,
-            fused=lambda x: before.lerp(x, self.time_mix_v),
-        )
-        v = self.value(self.hook_conv(shifted))
-        return k, v, self.hook_gate(self.receptance(before.lerp(x, self.time_mix_r))), shift
+
+        def shifted(point: nn.Module, mix: Float[Tensor, " channel"]) -> tuple[Channels, Build]:
+            return convolve(
+                point,
+                x,
+                matrix=lambda c: self._shift(mix[c], x.shape[1]),
+                bias=None,
+                fused=lambda x: before.lerp(x, mix),
+            )
+
+        of_k, shift_k = shifted(self.hook_phi_conv_k, self.time_mix_k)
+        of_v, shift_v = shifted(self.hook_phi_conv, self.time_mix_v)
+        of_r, shift_r = shifted(self.hook_phi_conv_r, self.time_mix_r)
+        k = self.hook_k(self.key(of_k)[..., None])[..., 0]
+        v = self.value(self.hook_conv(of_v))
+        return k, v, self.hook_gate(self.receptance(of_r)), [shift_k, shift_v, shift_r]
 
     @staticmethod
     def _shift(mix: Float[Tensor, " channel"], length: int) -> Float[Tensor, "channel dest src"]:

@@ -10,7 +10,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from circuitscope.mixers.reading import Build, Factor, GatedTransition, Matrix, Profile
+from circuitscope.mixers.reading import Build, Factor, GatedTransition, Matrix, OnEdges, Profile
 from circuitscope.mixers.two_paths import Channels, mix
 
 States = Float[Tensor, "batch pos channel state"]
@@ -21,7 +21,7 @@ class ChannelScan:
     """Three ways to compute z = Φ v for one input of the mixer, all with the same answer, and the state transition.
 
     phi(part) and bare_phi(part) give Φ of a slice of the channels with and without the skip term D; the batch axis is
-    1 if Φ does not depend on the input. profile(part) gives what `Factor.profile` gives, if there is a kernel for it.
+    1 if Φ does not depend on the input. `profile` and `on_edges` are those of a `Factor`, if it has them.
     fused(v) is the kernel. with_states(v, edit) is the recurrence with its states passed through `edit`.
     """
 
@@ -31,10 +31,20 @@ class ChannelScan:
     with_states: Callable[[Channels, Callable[[States], States]], Channels]
     transition: GatedTransition
     profile: Callable[[slice], tuple[Profile, Profile]] | None = None
+    on_edges: OnEdges | None = None
 
     def factor(self, channels: int) -> Factor:
         """Its matrix as the core factor "ssm"."""
-        return Factor("ssm", "channel", channels, self.phi, core=True, without_skip=self.bare_phi, profile=self.profile)
+        return Factor(
+            "ssm",
+            "channel",
+            channels,
+            self.phi,
+            core=True,
+            without_skip=self.bare_phi,
+            profile=self.profile,
+            on_edges=self.on_edges,
+        )
 
 
 def mix_channels(mixer: Any, v: Channels, scan: ChannelScan) -> Channels:

@@ -65,10 +65,30 @@ def convolve(
     if not wanted(point):
         return fused(u), lambda part: matrix(part)[None]
     batch, pos, channel = u.shape
-    check_fits(batch * channel * pos**2 * u.element_size(), u.device, "hook_phi_conv")
+    check_fits(batch * channel * pos**2 * u.element_size(), u.device, "the hooked matrix of a conv")
     used: Tensor = point(matrix(slice(0, channel)).expand(batch, channel, pos, pos).clone())
     out = torch.einsum("bcij,bjc->bic", used, u)
     return out if bias is None else out + bias, lambda part: used[:, part]
+
+
+def short_convolve_parts(
+    points: Sequence[nn.Module],
+    u: Channels,
+    sizes: Sequence[int],
+    weight: Float[Tensor, "channel tap"],
+    bias: Float[Tensor, " channel"] | None,
+) -> list[tuple[Channels, Build]]:
+    """One causal short conv over the channels of several parts of a mixer, such as q, k and v, each with its own hook.
+
+    Gives for each part what `convolve` gives. Unless something listens to one of the hooks, one kernel does all parts.
+    """
+    length, weights = u.shape[1], weight.split(list(sizes))
+    if wanted(*points):
+        biases = [None] * len(weights) if bias is None else bias.split(list(sizes))
+        parts = zip(points, u.split(list(sizes), dim=-1), weights, biases, strict=True)
+        return [short_convolve(*part) for part in parts]
+    done = short_conv(u, weight, bias).split(list(sizes), dim=-1)
+    return [(out, lambda part, w=w: short_conv_phi(w[part], length)[None]) for out, w in zip(done, weights, strict=True)]
 
 
 def short_convolve(

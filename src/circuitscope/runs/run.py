@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import psutil
 import torch
 from filelock import FileLock, Timeout
 
@@ -110,8 +111,9 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """`state` (running, finished, stopped, diverged, failed), `step`, `message`, read at each access.
+        """`state` (running, killed, finished, stopped, diverged, failed), `step`, `message`, read at each access.
 
+        A run is killed if it says that it is running, and its process on this machine is no longer there.
         A run that finished without learning its task also has `looks`, the kind of end (training/diagnosis.py), and
         the message says what to try. While a run is training, `step` is the step of the last row of its metrics.
         """
@@ -119,6 +121,8 @@ class Run:
         if found.get("state") == "running":
             known = [step for step in (found.get("step"), last_step(self.path)) if isinstance(step, int)]
             found["step"] = max(known, default=0)
+            if found.get("host") == platform.node() and not _is_alive(found.get("pid")):
+                found["state"] = "killed"
         return found
 
     @property
@@ -181,7 +185,8 @@ class Run:
 
     def write_status(self, state: RunState, step: int, message: str = "", looks: str = "") -> None:
         """Records how far the run has come, and how it ended."""
-        record = {"state": state, "step": step, "message": message, "looks": looks, "pid": os.getpid()}
+        process = {"pid": os.getpid(), "host": platform.node()}
+        record = {"state": state, "step": step, "message": message, "looks": looks, **process}
         text = json.dumps(record, indent=1) + "\n"
         try:
             write_text(self.path / "status.json", text)
@@ -332,6 +337,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         warn_once(f"{path} is damaged and is not used")
     return {}
+
+
+def _is_alive(pid: object) -> bool:
+    """Whether a process of this number exists; of a number that is none, nothing is known."""
+    return not isinstance(pid, int) or not 0 < pid < 2**31 or psutil.pid_exists(pid)
 
 
 def _why_unreadable(path: Path) -> str:

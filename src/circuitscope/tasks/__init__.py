@@ -14,10 +14,18 @@ from circuitscope.errors import UserError, shown
 from circuitscope.explain import explain
 from circuitscope.tasks.base import TASKS, Baseline, Metric, Split, Task, register
 from circuitscope.tasks.batch import NO_LABEL, Batch, Layout, check_batch
+from circuitscope.tasks.compound import CompoundRecall
+from circuitscope.tasks.copy import Copy
+from circuitscope.tasks.fuzzy import FuzzyRecall
 from circuitscope.tasks.induction import Induction
-from circuitscope.tasks.mqar import AR, MQAR, any_value
+from circuitscope.tasks.measure import Measure
+from circuitscope.tasks.mqar import AR, MQAR
+from circuitscope.tasks.recall import Recall, any_value
 from circuitscope.tasks.roles import Role
+from circuitscope.tasks.selective_copy import SelectiveCopy
+from circuitscope.tasks.stacked import StackedMQAR
 from circuitscope.tasks.token_task import TokenModel, TokenTask
+from circuitscope.tasks.two_hop import TwoHop
 
 __all__ = [
     "AR",
@@ -26,14 +34,22 @@ __all__ = [
     "TASKS",
     "Baseline",
     "Batch",
+    "CompoundRecall",
+    "Copy",
+    "FuzzyRecall",
     "Induction",
     "Layout",
+    "Measure",
     "Metric",
+    "Recall",
     "Role",
+    "SelectiveCopy",
     "Split",
+    "StackedMQAR",
     "Task",
     "TokenModel",
     "TokenTask",
+    "TwoHop",
     "any_value",
     "check_batch",
     "names",

@@ -21,6 +21,7 @@ from circuitscope.memory import check_fits
 from circuitscope.registry import Registry
 from circuitscope.section import Section, Unit
 from circuitscope.tasks.batch import Batch
+from circuitscope.tasks.measure import Measure
 from circuitscope.tasks.roles import Role
 from circuitscope.tasks.streams import I64, order, stream_key, words
 
@@ -31,7 +32,8 @@ _BYTES_PER_EXAMPLE = 32  # while the order of the examples is drawn
 
 Split = Literal["train", "validation", "test"]
 Inputs = Literal["tokens", "vectors"]
-Feature = Literal["pairs", "period"]  # a layout has key-value pairs with queries, or a repeated block
+Feature = Literal["pairs", "answers", "period"]
+"""What a layout has: key-value pairs with queries, values that are asked for without keys, or a repeated block."""
 
 Metric = Callable[[], Float[Tensor, ""]]
 """Computes the task's metric when called; this takes time and is not needed at every step."""
@@ -97,6 +99,13 @@ class Task(Section):
     @abstractmethod
     def evaluate(self, model: Any, batch: Batch) -> tuple[float, float]:
         """Loss and metric of a model on a held-out batch."""
+
+    def measures(self, model: Any, batch: Batch) -> dict[str, Measure]:
+        """What is measured of a model on held-out sequences, by name: the loss, the metric, and what a task adds."""
+        alone = [batch.part(slice(i, i + 1)) for i in range(len(batch))]
+        found = torch.tensor([self.evaluate(model, one) for one in alone], dtype=torch.float64)
+        counts = torch.tensor([one.label_count for one in alone], dtype=torch.float64)
+        return {name: Measure(found[:, i] * counts, counts) for i, name in enumerate(("loss", self.metric))}
 
     @abstractmethod
     def shown(self, metric: float) -> str:

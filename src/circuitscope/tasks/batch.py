@@ -21,7 +21,10 @@ class Layout:
     """The role of every position, and which positions belong together.
 
     In pair p of an example, the key at `key_pos[:, p]` is bound to the value at `value_pos[:, p]`. Query q
-    stands at `query_pos[:, q]` and asks for pair `query_pair[:, q]`. These are None for tasks without pairs.
+    stands at `query_pos[:, q]` and asks for pair `query_pair[:, q]`. These are None for tasks without pairs. A task
+    may have values that are asked for without keys of their own, so that `key_pos` alone is None. Where the token
+    that answers is not the one at `value_pos`, `values` holds it.
+    A context of several `passes` names all its pairs in each pass: pair p again as p + pairs / passes, and so on.
     `period` is the block length of repeated sequences, one for all or one for each: tokens at i and i + period are
     equal from position `first_block` on.
     """
@@ -33,6 +36,8 @@ class Layout:
     query_pair: Int[Tensor, "batch query"] | None = None
     period: int | Int[Tensor, " batch"] | None = None
     first_block: int | Int[Tensor, " batch"] = 1
+    passes: int = 1
+    values: Int[Tensor, "batch pair"] | None = None
 
     @staticmethod
     def of_pairs(length: int, *, key_pos: Any, value_pos: Any, query_pos: Any, query_pair: Any) -> "Layout":
@@ -66,6 +71,13 @@ class Layout:
             raise ValueError("this layout has no key-value pairs")
         return self.value_pos.gather(1, self.query_pair)
 
+    def answering(self) -> Int[Tensor, "batch pass_and_query"]:
+        """The pairs that answer the queries: what each asks for, once in every pass; all queries, pass by pass."""
+        if self.value_pos is None or self.query_pair is None:
+            raise ValueError("this layout has no key-value pairs")
+        distinct = self.value_pos.shape[1] // self.passes
+        return torch.cat([self.query_pair % distinct + distinct * i for i in range(self.passes)], dim=1)
+
     def part(self, rows: Rows) -> "Layout":
         """The layout of some of the examples."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -93,6 +105,8 @@ Labelled = tuple[Int[Tensor, " label"], Int[Tensor, " label"]]
 class Batch:
     """Tokens, their labels (−100 where there is none) and their layout.
 
+    In a language, where several tokens may come next, `truth` holds the probability of each under the grammar.
+
     A batch that was moved to a device keeps what `labelled` gives, because to look for it there would make the CPU wait
     for the device.
     """
@@ -100,6 +114,7 @@ class Batch:
     tokens: Inputs
     labels: Inputs
     layout: Layout
+    truth: Float[Tensor, "batch pos vocab"] | None = None
     _known: Labelled | None = field(default=None, init=False, repr=False, compare=False)
 
     def labelled(self) -> Labelled:
@@ -115,9 +130,16 @@ class Batch:
         """How many labels there are."""
         return int((self.labels != NO_LABEL).sum()) if self._known is None else len(self._known[0])
 
+    def values(self) -> Int[Tensor, "batch pair"]:
+        """The tokens that answer with the values of the context."""
+        if self.layout.value_pos is None:
+            raise ValueError("this layout has no key-value pairs")
+        return self.tokens.gather(1, self.layout.value_pos) if self.layout.values is None else self.layout.values
+
     def part(self, rows: Rows) -> "Batch":
         """Some of the examples, given as a slice or as a tensor of row numbers, with their part of the layout."""
-        return Batch(self.tokens[rows], self.labels[rows], self.layout.part(rows))
+        truth = None if self.truth is None else self.truth[rows]
+        return Batch(self.tokens[rows], self.labels[rows], self.layout.part(rows), truth)
 
     def to(self, device: torch.device | str) -> "Batch":
         """The batch with its tokens and labels on a device; its layout stays on the CPU, where analyses read it."""

@@ -3,37 +3,37 @@
 k1 v1 k2 v2 … kk vk | filler k2 filler … k1 filler …
                               ↓           ↓
                              v2          v1          (labels; the answers are not in the input)
+
+Three fields make it harder: the context comes in several passes, keys are bound again, noise stands between the pairs.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from circuitscope.errors import UserError
-from circuitscope.section import DefaultBy, Unit
-from circuitscope.tasks.base import Baseline, register
-from circuitscope.tasks.batch import NO_LABEL, Batch, Layout
+from circuitscope.section import Added, Unit
+from circuitscope.tasks.base import register
+from circuitscope.tasks.batch import Batch
+from circuitscope.tasks.recall import Context, Recall, one_token_queries
 from circuitscope.tasks.roles import Role
-from circuitscope.tasks.streams import I64, below, distinct, order, stream_key, uniform, words
-from circuitscope.tasks.token_task import TokenTask
-
-_ROWS_AT_ONCE = 2048  # bounds the working memory of a large request
+from circuitscope.tasks.streams import I64, below, distinct, order, stream_key, words
 
 
 @register("mqar")
-class MQAR(TokenTask):
+class MQAR(Recall):
     """k keys bound to k values, then queries scattered over the rest of the sequence.
 
     Keys are distinct tokens of [1, V/2), values are distinct tokens of [V/2, V). With `shared_vocabulary`
-    both come from [1, V), and the 2k tokens of an example are distinct. Every second position after the
-    context is a query slot; k distinct slots are drawn with p_i ∝ a · i^(a−1), i = 1..S (`power` is a).
-    The label of a query stands at the query's own position.
+    both come from [1, V), and the tokens of an example's pairs are distinct. Every second position after the
+    context is a query slot. The label of a query stands at the query's own position.
+
+    With `passes` p the context is repeated p times, the pairs in a new order each time. With `updates` u (forgetting)
+    u of the keys are bound twice, to different values, and the last binding counts; the k + u bindings stand in random
+    order. With `noise` so many tokens of a vocabulary of their own, the last V/8 tokens, stand between the pairs.
     """
 
     roles = (Role.KEY, Role.VALUE, Role.QUERY, Role.FILLER)
@@ -46,9 +46,6 @@ class MQAR(TokenTask):
     )
     pairs: Annotated[int, Unit("pairs")] = Field(
         default=4, ge=1, description="key-value pairs k at the start of a sequence; at most vocab_size / 2 - 1"
-    )
-    queries: Annotated[int | None, Unit("queries"), DefaultBy("none: every key, so as many as pairs")] = Field(
-        default=None, ge=1, description="how many of the keys are asked for, each once"
     )
     examples: Annotated[int | None, Unit("examples")] = Field(
         default=20_000,
@@ -67,118 +64,133 @@ class MQAR(TokenTask):
         description="true: keys and values are drawn from one vocabulary; false: keys from its first half, values from"
         " its second",
     )
-    power: float = Field(
-        default=0.01,
-        gt=0,
-        le=64,
-        description="exponent a of the chance a · i^(a - 1) that the i-th slot holds a query; 1: all slots alike,"
-        " near 0: mostly the first slots",
-    )
     slots_in_draw_order: bool = Field(
         default=False,
         description="true: the first pair gets the slot drawn first, and so on, as in the public benchmark, so that the"
         " slot reveals the key; false: slots and keys are matched at random",
+    )
+    passes: Annotated[int, Added(4, before=1), Unit("passes")] = Field(
+        default=1, ge=1, le=2**20, description="how often the context names all pairs, in a new order each time"
+    )
+    updates: Annotated[int, Added(4, before=0), Unit("keys")] = Field(
+        default=0,
+        ge=0,
+        le=2**20,
+        description="how many of the keys are bound a second time, to another value; the last binding counts",
+    )
+    noise: Annotated[int, Added(4, before=0), Unit("tokens")] = Field(
+        default=0,
+        ge=0,
+        le=2**20,
+        description="tokens of noise between the pairs, from the last vocab_size / 8 tokens, which are then no values",
     )
 
     @model_validator(mode="after")
     def _possible(self) -> "MQAR":
         if self.length % 2:
             raise UserError(f"length must be even, got {self.length}; try {self.length + 1}")
-        if 4 * self.pairs > self.length:
+        if self.updates > self.pairs:
+            raise UserError(f"updates must be at most pairs = {self.pairs}, got {self.updates}")
+        if self.updates and self.passes > 1:
             raise UserError(
-                f"pairs must be at most length / 4 = {self.length // 4} at length {self.length}, got {self.pairs}"
+                f"a context of several passes binds no key again: expected passes 1 or updates 0, got {self.passes} and"
+                f" {self.updates}"
             )
-        most = self.vocab_size // 2 - 1
-        if self.pairs > most:
-            raise UserError(
-                f"pairs must be at most vocab_size / 2 - 1 = {most} at vocab_size {self.vocab_size}, got {self.pairs}"
-            )
-        if self.queries is not None and self.queries > self.pairs:
-            raise UserError(f"queries must be at most pairs = {self.pairs}, got {self.queries}")
+        if self.noise and self.vocab_size < 8:
+            raise UserError(f"noise needs a vocab_size of at least 8, got {self.vocab_size}")
         return self
 
-    @property
-    def max_length(self) -> int:
-        return self.length
+    def context_length(self, pairs: int) -> int:
+        return 2 * (self.passes * pairs + self.updates) + self.noise
 
-    def sizes(self) -> dict[str, int]:
-        return {"length": self.length, "pairs": self.pairs}
-
-    @property
-    def chance(self) -> float:
-        """The accuracy of answering with any value of the context."""
-        return 1 / self.pairs
+    def most_pairs(self) -> tuple[int, str]:
+        half = self.vocab_size // 2
+        values = (self._quiet - 1 - self.updates) // 2 if self.shared_vocabulary else self._quiet - half - self.updates
+        if values < half - 1:
+            return max(0, values), "the values that noise and updates leave"
+        return half - 1, "vocab_size / 2 - 1"
 
     @property
-    def baselines(self) -> Mapping[str, Baseline]:
-        return {"any value of the context": any_value}
+    def passes_made(self) -> int:
+        return self.passes
 
-    def generate(self, key: int, examples: I64) -> Batch:
-        n, k, q = len(examples), self.pairs, self.queries or self.pairs
-        tokens = np.empty((n, self.length), dtype=np.int64)
-        labels = np.full((n, self.length), NO_LABEL, dtype=np.int64)
-        roles = np.zeros((n, self.length), dtype=np.int8)
-        query_pos = np.empty((n, q), dtype=np.int64)
-        query_pair = np.empty((n, q), dtype=np.int64)
-        roles[:, 0 : 2 * k : 2] = Role.KEY
-        roles[:, 1 : 2 * k : 2] = Role.VALUE
-        for start in range(0, n, _ROWS_AT_ONCE):
-            rows = slice(start, start + _ROWS_AT_ONCE)
-            here = np.arange(min(_ROWS_AT_ONCE, n - start))[:, None]
-            keys, values = self._pairs(key, examples[rows])
-            slots, asked = self._queries(key, examples[rows], q)
-            query_pos[rows], query_pair[rows] = slots, asked
-            out = tokens[rows]
-            out[:, 0 : 2 * k : 2], out[:, 1 : 2 * k : 2] = keys, values
-            out[:, 2 * k :] = self._filler(key, examples[rows], keys)
-            out[here, slots] = keys[here, asked]
-            labels[rows][here, slots] = values[here, asked]
-            roles[rows][here, slots] = Role.QUERY
-        context = torch.arange(2 * k).reshape(k, 2)
-        layout = Layout(
-            roles=torch.from_numpy(roles),
-            key_pos=context[:, 0].expand(n, k),
-            value_pos=context[:, 1].expand(n, k),
-            query_pos=torch.from_numpy(query_pos),
-            query_pair=torch.from_numpy(query_pair),
-        )
-        return Batch(torch.from_numpy(tokens), torch.from_numpy(labels), layout)
+    @property
+    def _quiet(self) -> int:
+        """The tokens that are not noise."""
+        return self.vocab_size - (self.vocab_size // 8 if self.noise else 0)
+
+    def outcomes(self, batch: Batch, logits: Float[Tensor, "label vocab"]) -> dict[str, Float[Tensor, " label"]]:
+        """Accuracy; with updates also on the keys that were bound again and on the others."""
+        found = super().outcomes(batch, logits)
+        if not self.updates:
+            return found
+        pair = batch.layout.query_pair
+        assert pair is not None
+        assert batch.layout.query_pos is not None
+        again = pair.gather(1, batch.layout.query_pos.argsort(dim=1)).flatten() >= self.pairs
+        right = found[self.metric]
+        return {
+            **found,
+            "accuracy on updated keys": right.where(again, float("nan")),
+            "accuracy on untouched keys": right.where(~again, float("nan")),
+        }
+
+    def context(self, key: int, examples: I64) -> Context:
+        k, here = self.pairs, np.arange(len(examples))[:, None]
+        keys, values = self._pairs(key, examples)
+        bound = np.concatenate([np.tile(np.arange(k), self.passes), np.arange(self.updates)])  # the key of each pair
+        last = np.concatenate([k + np.arange(self.updates), np.arange(self.updates, k)])  # the pair of each key
+        at = self._key_pos(key, examples)
+        tokens = np.empty((len(examples), self.context_length(k)), dtype=np.int64)
+        roles = np.full(tokens.shape, Role.FILLER, dtype=np.int8)
+        if self.noise:
+            w = words(stream_key(key, "noise"), examples, tokens.shape[1])
+            tokens[:] = self._quiet + below(w, self.vocab_size - self._quiet)
+        tokens[here, at], tokens[here, at + 1] = keys[:, bound], values
+        roles[here, at], roles[here, at + 1] = Role.KEY, Role.VALUE
+        return Context(tokens, roles, at, at + 1, values, **one_token_queries(keys, last))
 
     def _pairs(self, key: int, examples: I64) -> tuple[I64, I64]:
-        """Keys and values [example, pair]."""
-        k, half = self.pairs, self.vocab_size // 2
+        """Keys [example, key] and values [example, pair]; the pairs of an update stand behind those of the keys."""
+        k, half, count = self.pairs, self.vocab_size // 2, self.pairs + self.updates
         if self.shared_vocabulary:
-            both = 1 + distinct(words(stream_key(key, "pairs"), examples, 4 * k), self.vocab_size - 1)
-            return both[:, :k], both[:, k:]
-        keys = distinct(words(stream_key(key, "keys"), examples, 2 * k), half - 1)
-        values = distinct(words(stream_key(key, "values"), examples, 2 * k), self.vocab_size - half)
-        return 1 + keys, half + values
-
-    def _queries(self, key: int, examples: I64, q: int) -> tuple[I64, I64]:
-        """The positions of the queries and the pair that each asks for, both [example, query].
-
-        To draw q slots with weights p without replacement, it takes the q smallest of Exp(1) / p_i, in order of size.
-        """
-        n_slots = (self.length - 2 * self.pairs) // 2
-        weight = np.arange(1, n_slots + 1, dtype=np.float64) ** (self.power - 1)
-        race = -np.log(uniform(words(stream_key(key, "slots"), examples, n_slots))) / weight
-        slots = _smallest(race, q)
-        if self.slots_in_draw_order:
-            asked = np.broadcast_to(np.arange(q), slots.shape)
+            both = 1 + distinct(words(stream_key(key, "pairs"), examples, 2 * (k + count)), self._quiet - 1)
+            keys, values = both[:, :k], both[:, k:]
         else:
-            asked = order(words(stream_key(key, "order"), examples, self.pairs))[:, :q]
-        return 2 * self.pairs + 2 * slots, asked
+            keys = 1 + distinct(words(stream_key(key, "keys"), examples, 2 * k), half - 1)
+            values = half + distinct(words(stream_key(key, "values"), examples, 2 * count), self._quiet - half)
+        return keys, np.tile(values, (1, self.passes))
 
-    def _filler(self, key: int, examples: I64, keys: I64) -> I64:
-        """Tokens for every position after the context [example, pos]; queries overwrite some."""
-        shape = (len(examples), self.length - 2 * self.pairs)
+    def _key_pos(self, key: int, examples: I64) -> I64:
+        """Where the key of each pair stands [example, pair]; its value stands behind it."""
+        k, n = self.pairs, len(examples)
+        place = np.tile(np.arange(k * self.passes + self.updates), (n, 1))  # which pair of the context it is, from 0
+        for i in range(1, self.passes):
+            place[:, i * k : (i + 1) * k] = i * k + order(words(stream_key(key, "pass", i), examples, k))
+        if self.updates:
+            place = order(words(stream_key(key, "bindings"), examples, k + self.updates))
+            twice = np.sort(np.stack([place[:, : self.updates], place[:, k:]]), axis=0)
+            place[:, : self.updates], place[:, k:] = twice
+        if not self.noise:
+            return 2 * place
+        units = order(words(stream_key(key, "between"), examples, place.shape[1] + self.noise))
+        before = np.sort(units[:, : place.shape[1]], axis=1)  # how many units stand before each pair
+        return np.take_along_axis(before, place, axis=1) + place
+
+    def _asked(self, key: int, examples: I64, count: int) -> I64:
+        if self.slots_in_draw_order:
+            return np.tile(np.arange(count), (len(examples), 1))
+        return super()._asked(key, examples, count)
+
+    def _filler(self, key: int, examples: I64, context: Context) -> I64:
+        shape = (len(examples), self.length - context.tokens.shape[1])
         if self.filler == "zero":
-            return np.zeros(shape, dtype=np.int64)
+            return super()._filler(key, examples, context)
         w = words(stream_key(key, "filler"), examples, shape[1])
         if self.filler == "random":
             return below(w, self.vocab_size)
         tokens = below(w, self.vocab_size - self.pairs)
-        for one_key in np.sort(keys, axis=1).T:  # step over the keys, smallest first
+        for one_key in np.sort(context.asked[:, :, 0], axis=1).T:  # step over the keys, smallest first
             tokens += tokens >= one_key[:, None]
         return tokens
 
@@ -192,22 +204,3 @@ class AR(MQAR):
     name: Literal["ar"] = "ar"  # type: ignore[assignment]
     vocab_size: Annotated[int, Unit("tokens")] = Field(default=50, ge=4, lt=2**31, description="size of the vocabulary")
     queries: Annotated[int, Unit("queries")] = Field(default=1, ge=1, le=1, description="always one in AR")
-
-
-def any_value(batch: Batch) -> Float[Tensor, " label"]:
-    """How often an arbitrary value of the context is right at each label: the share of values that equal the label."""
-    if batch.layout.value_pos is None:
-        raise ValueError("this layout has no key-value pairs")
-    where, target = batch.labelled()
-    values = batch.tokens.gather(1, batch.layout.value_pos)[where // batch.tokens.shape[1]]
-    return (values == target[:, None]).double().mean(dim=1)
-
-
-def _smallest(x: NDArray[np.float64], count: int) -> I64:
-    """The indices of the `count` smallest entries of each row, in increasing order of the entry."""
-    if count < x.shape[1]:
-        part = np.argpartition(x, count - 1, axis=1)[:, :count]
-    else:
-        part = np.broadcast_to(np.arange(x.shape[1]), x.shape)
-    by_value = np.argsort(np.take_along_axis(x, part, axis=1), axis=1)
-    return np.take_along_axis(part, by_value, axis=1)

@@ -1,6 +1,6 @@
 """The roles of positions in a sequence, each with its one colour for figures, the report and the terminal.
 
-Six roles come with the package. A task can add another: `NOISE = Role.add("noise", "#CC79A7", "to ignore")`.
+Seven roles come with the package. A task can add another: `NOISE = Role.add("noise", "#CC79A7", "to ignore")`.
 """
 
 import re
@@ -39,6 +39,7 @@ class Role(int, metaclass=_Listed):
     QUERY: ClassVar["Role"]
     START: ClassVar["Role"]
     BLOCK: ClassVar["Role"]
+    PAIR: ClassVar["Role"]
 
     def __new__(cls, number: int) -> "Role":
         roles = list(_KNOWN.values())
@@ -89,3 +90,4 @@ Role.VALUE = Role.add("value", "#D55E00", "what a key stands for, right after it
 Role.QUERY = Role.add("query", "#009E73", "a key again: its value is asked for")
 Role.START = Role.add("start", "#CC79A7", "the first token, always the same")
 Role.BLOCK = Role.add("block", "#56B4E9", "a token of the block that is repeated")
+Role.PAIR = Role.add("pair", "#A6761D", "a key and its value in one token")

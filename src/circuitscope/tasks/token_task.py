@@ -13,6 +13,7 @@ from circuitscope.kernels.cross_entropy import linear_cross_entropy
 from circuitscope.section import Unit
 from circuitscope.tasks.base import Metric, Task
 from circuitscope.tasks.batch import Batch
+from circuitscope.tasks.measure import Measure
 
 
 @runtime_checkable
@@ -47,16 +48,30 @@ class TokenTask(Task):
         hidden = model.hidden(tokens, where)
 
         def accuracy() -> Float[Tensor, ""]:
-            return _accuracy(F.linear(hidden.detach(), weight.detach()), target)
+            return self.right(batch, F.linear(hidden.detach(), weight.detach())).mean()
 
         return linear_cross_entropy(hidden, weight, target), accuracy
 
     @torch.no_grad()
     def evaluate(self, model: TokenModel, batch: Batch) -> tuple[float, float]:
-        tokens, where, target = _on_device_of(model, batch)
-        logits = F.linear(model.hidden(tokens, where), model.W_U.T).float()
-        loss, accuracy = on_cpu([F.cross_entropy(logits, target), _accuracy(logits, target)])
+        logits, target = _logits(model, batch)
+        loss, accuracy = on_cpu([F.cross_entropy(logits, target), self.right(batch, logits).mean()])
         return loss.item(), accuracy.item()
+
+    @torch.no_grad()
+    def measures(self, model: TokenModel, batch: Batch) -> dict[str, Measure]:
+        logits, target = _logits(model, batch)
+        found = {"loss": F.cross_entropy(logits, target, reduction="none"), **self.outcomes(batch, logits)}
+        return {name: Measure.at_labels(batch, values) for name, values in found.items()}
+
+    def right(self, batch: Batch, logits: Float[Tensor, "label vocab"]) -> Float[Tensor, " label"]:
+        """1 at each label where the likeliest token is the right one, and 0 elsewhere; their mean is the metric."""
+        _, target = batch.labelled()
+        return (logits.argmax(-1) == target.to(logits.device)).float()
+
+    def outcomes(self, batch: Batch, logits: Float[Tensor, "label vocab"]) -> dict[str, Float[Tensor, " label"]]:
+        """What `circuitscope evaluate` measures at the labels, by name; nan at labels that do not count for it."""
+        return {self.metric: self.right(batch, logits)}
 
     def shown(self, metric: float) -> str:
         return f"accuracy {metric:6.1%}"
@@ -69,5 +84,6 @@ def _on_device_of(model: TokenModel, batch: Batch) -> tuple[Tensor, Tensor, Tens
     return batch.tokens.to(device), where.to(device), target.to(device)
 
 
-def _accuracy(logits: Float[Tensor, "label vocab"], target: Int[Tensor, " label"]) -> Float[Tensor, ""]:
-    return (logits.argmax(-1) == target).float().mean()
+def _logits(model: TokenModel, batch: Batch) -> tuple[Float[Tensor, "label vocab"], Int[Tensor, " label"]]:
+    tokens, where, target = _on_device_of(model, batch)
+    return F.linear(model.hidden(tokens, where), model.W_U.T).float(), target

@@ -62,7 +62,7 @@ def causal_rows(model: HookedModel, batch: Batch) -> Iterator[Row]:
         for dest, src in _roles(batch):
             effect = knock_out(model, batch, between_roles(batch.layout, dest, src), layer=layer)
             yield _row("knockout in Φ", layer, f"{dest.name}<-{src.name}", effect)
-    if batch.layout.value_pos is not None and batch.layout.value_pos.shape[1] > 1:
+    if batch.layout.key_pos is not None and batch.layout.key_pos.shape[1] > 1:
         for row in interchange(model, batch).to_dict("records"):
             yield {
                 "intervention": "interchange",

@@ -319,14 +319,14 @@ def find_circuit(model: HookedModel, batch: Batch) -> Circuit:
 
 def _edges_of_steps(layout: Layout) -> dict[Step, str]:
     """The edges that each step needs on sequences with this layout; empty if it has neither pairs nor blocks."""
-    if layout.value_pos is not None:
+    if layout.key_pos is not None:
         return {"binding": "binding", "recall": "recall"}
     return {"binding": "previous_token", "recall": "induction"} if layout.period is not None else {}
 
 
 def _chance(batch: Batch) -> float:
     """Accuracy of answering with any value of the context, or with any token of the repeated block."""
-    if batch.layout.value_pos is not None:
+    if batch.layout.key_pos is not None:
         return float(any_value(batch).mean())
     assert batch.layout.period is not None
     where, _ = batch.labelled()

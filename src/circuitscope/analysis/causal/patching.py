@@ -79,19 +79,21 @@ class Twins:
 def exchange_values(batch: Batch, seed: int = 0) -> Twins:
     """Twin prompts: in each sequence a pair that is asked for, drawn at random, trades values with another pair."""
     layout, tokens = batch.layout, batch.tokens.cpu()
-    if layout.value_pos is None or layout.query_pos is None or layout.query_pair is None:
+    if layout.key_pos is None or layout.value_pos is None or layout.query_pos is None or layout.query_pair is None:
         raise UserError("interchange needs a task with keys, values and queries, such as mqar; this layout has none")
-    (n, pairs), queries = layout.value_pos.shape, layout.query_pos.shape[1]
+    n, pairs, queries = len(batch), layout.value_pos.shape[1] // layout.passes, layout.query_pos.shape[1]
     if pairs < 2:
         raise UserError(f"interchange exchanges the values of two pairs; expected at least 2, got {pairs}")
     draw = seeded(seed)
-    first = layout.query_pair.gather(1, torch.randint(queries, (n, 1), generator=draw))
+    first = layout.query_pair.gather(1, torch.randint(queries, (n, 1), generator=draw)) % pairs
     second = (first + torch.randint(1, pairs, (n, 1), generator=draw)) % pairs
     both, traded = torch.cat([first, second], dim=1), torch.cat([second, first], dim=1)
     values = tokens.gather(1, layout.value_pos)
-    exchanged = tokens.scatter(1, layout.value_pos.gather(1, both), values.gather(1, traded))
+    exchanged = tokens.clone()
+    for i in range(layout.passes):  # in every pass over the context
+        exchanged.scatter_(1, layout.value_pos.gather(1, both + i * pairs), values.gather(1, traded + i * pairs))
     answer = layout.answer_pos()
-    asked = (layout.query_pair[:, :, None] == both[:, None, :]).any(dim=2)
+    asked = (layout.query_pair[:, :, None] % pairs == both[:, None, :]).any(dim=2)
     return Twins(tokens, exchanged, layout.query_pos, tokens.gather(1, answer), exchanged.gather(1, answer), asked)
 
 

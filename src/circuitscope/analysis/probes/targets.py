@@ -116,13 +116,13 @@ class ProbeExamples:
 
 
 def _keys(batch: Batch) -> Ints:
-    assert batch.layout.key_pos is not None
+    if batch.layout.key_pos is None:
+        raise UserError("bound-key needs keys that stand apart from their values, as in mqar; this layout has none")
     return np.take_along_axis(_own(batch), batch.layout.key_pos.numpy(), axis=1)
 
 
 def _values(batch: Batch) -> Ints:
-    assert batch.layout.value_pos is not None
-    return np.take_along_axis(_own(batch), batch.layout.value_pos.numpy(), axis=1)
+    return batch.values().cpu().numpy()
 
 
 @target("own-token", "the token at the position", "token")
@@ -150,7 +150,8 @@ def _bound_value(batch: Batch) -> Ints:
     layout = batch.layout
     assert layout.query_pos is not None
     labels = np.full(batch.tokens.shape, -1)
-    answers = np.take_along_axis(_own(batch), layout.answer_pos().numpy(), axis=1)
+    assert layout.query_pair is not None
+    answers = np.take_along_axis(_values(batch), layout.query_pair.numpy(), axis=1)
     np.put_along_axis(labels, layout.query_pos.numpy(), answers, axis=1)
     return labels
 

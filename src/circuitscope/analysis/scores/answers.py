@@ -33,9 +33,8 @@ def answers(slices: Iterable[Float[Tensor, "_label vocab"]], target: Int[Tensor,
 
 def is_a_value(token: Int[Tensor, " label"], batch: Batch) -> Float[Tensor, " label"]:
     """1 for each answer that is one of the values of its sequence, right or wrong, and 0 for every other."""
-    assert batch.layout.value_pos is not None
     where, _ = batch.labelled()
-    values = batch.tokens.gather(1, batch.layout.value_pos)[where // batch.tokens.shape[1]]
+    values = batch.values()[where // batch.tokens.shape[1]]
     return (values == token[:, None]).any(dim=1).float()
 
 

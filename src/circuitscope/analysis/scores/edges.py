@@ -73,21 +73,24 @@ class Edges:
 def binding(layout: Layout, offset: int = 0) -> Edges:
     """Every context value ← its own key (recall's previous-token step); with an offset, a later position ← key."""
     value_pos, _ = _pairs(layout, "binding")
-    assert layout.key_pos is not None
+    if layout.key_pos is None:
+        raise UserError("binding needs keys that stand apart from their values, as in mqar; this layout has none")
     return _between(layout, "binding", value_pos, layout.key_pos, dest_offset=offset)
 
 
-@edge_score("recall", "at a query, on the bound value", needs="pairs", shown=EVERYWHERE)
+@edge_score("recall", "at a query, on the bound value", needs="answers", shown=EVERYWHERE)
 def recall(layout: Layout, offset: int = 0) -> Edges:
     """Every query ← the value bound to the key it asks for; with an offset, ← so many positions after the value.
 
+    If the context names its pairs in several passes, these are the values of all passes.
     In a mixer with a short conv, key and value may meet after the value: in Mamba often one position later.
     """
-    _, query_pos = _pairs(layout, "recall")
-    return _between(layout, "recall", query_pos, layout.answer_pos(), src_offset=offset)
+    value_pos, query_pos = _pairs(layout, "recall")
+    answers = value_pos.gather(1, layout.answering())
+    return _between(layout, "recall", query_pos.repeat(1, layout.passes), answers, src_offset=offset)
 
 
-@edge_score("value", "at a query, on all values", needs="pairs", shown=("table", "timeline", "figure"))
+@edge_score("value", "at a query, on all values", needs="answers", shown=("table", "timeline", "figure"))
 def value(layout: Layout, offset: int = 0) -> Edges:
     """Every query ← all values of the context; with an offset, ← so many positions after each value."""
     value_pos, query_pos = _pairs(layout, "value")

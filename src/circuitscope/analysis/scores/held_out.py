@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from circuitscope.analysis.scores.edges import Edges
+from circuitscope.analysis.scores.of_layers import EdgeSets
 from circuitscope.analysis.scores.registry import SCORES
 from circuitscope.errors import UserError
 from circuitscope.tasks import Batch, Induction, Task
@@ -28,19 +28,22 @@ class HeldOut:
         elif min(longest, _LONGEST) >= 9:
             repeats = Induction.fitting(min(longest, _LONGEST), task.needs()["vocab_size"])
             self.repeats = repeats.batch(0, split="test", size=sequences, seed=seed)
-        self._sets: dict[tuple[str, str], Edges] = {}
+        self._edges: dict[tuple[str, ...], EdgeSets | None] = {}
 
-    def edges(self, names: Sequence[str], on: str) -> list[Edges]:
-        """The edges of the named scores that are measured on "own" or on "repeats", where there are any."""
-        batch = self.own if on == "own" else self.repeats
+    def edges(self, names: Sequence[str], on: str) -> EdgeSets | None:
+        """The edges of the named scores that are measured on "own" or on "repeats"; None if there are none."""
+        if (on, *names) not in self._edges:
+            self._edges[on, *names] = self._edge_sets(names, self.own if on == "own" else self.repeats, on)
+        return self._edges[on, *names]
+
+    def _edge_sets(self, names: Sequence[str], batch: Batch | None, on: str) -> EdgeSets | None:
         found = []
         for score in (SCORES[name] for name in names):
             if batch is None or score.edges is None or score.on != on or not score.possible_on(batch.layout):
                 continue
-            if (on, score.name) not in self._sets:
-                self._sets[on, score.name] = replace(score.edges(batch.layout), name=score.name)
-            found.append(self._sets[on, score.name])
-        return [edges for edges in found if len(edges.src)]
+            edges = replace(score.edges(batch.layout), name=score.name)
+            found += [edges] if len(edges.src) else []
+        return EdgeSets(tuple(found)) if found else None
 
 
 def check_scores(names: str | Sequence[str] | None, task: Task) -> tuple[str, ...]:

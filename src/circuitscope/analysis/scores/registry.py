@@ -33,7 +33,8 @@ class Score:
         rows: gives rows of the table from a model and held-out sequences.
         on: the sequences it is measured on: the task's "own", or "repeats" of random blocks, which are outside the
             distribution of most tasks.
-        needs: what a layout must have for it: "pairs" of keys and values, or nothing in particular.
+        needs: what a layout must have for it: "pairs" of keys and values, "answers" (values that are asked for), or
+            nothing in particular.
         shown: the displays it is part of.
     """
 
@@ -42,7 +43,7 @@ class Score:
     edges: "Callable[[Layout], Edges] | None" = None
     rows: "Callable[[HookedModel, HeldOut], Iterable[Row]] | None" = None
     on: Literal["own", "repeats"] = "own"
-    needs: Literal["", "pairs"] = ""
+    needs: Literal["", "answers", "pairs"] = ""
     shown: frozenset[str] = field(default_factory=frozenset)
 
     @property
@@ -52,7 +53,7 @@ class Score:
 
     def possible_on(self, layout: Layout) -> bool:
         """Whether sequences with this layout can have this score."""
-        if self.needs == "pairs" and layout.value_pos is None:
+        if (self.needs and layout.value_pos is None) or (self.needs == "pairs" and layout.key_pos is None):
             return False
         return self.on == "own" or layout.period is not None
 
@@ -66,7 +67,7 @@ def edge_score(
     means: str,
     *,
     on: Literal["own", "repeats"] = "own",
-    needs: Literal["", "pairs"] = "",
+    needs: Literal["", "answers", "pairs"] = "",
     shown: Iterable[Display] = ("table", "figure"),
 ) -> Callable[[Function], Function]:
     """Registers a function layout → Edges as a score: the weight that a mixing matrix puts on these edges."""

@@ -1,5 +1,6 @@
 """All circuit scores of one model as tidy rows: what `analyze` saves for a checkpoint."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,11 +14,11 @@ from circuitscope.analysis.reading.hooked import on_device_of
 from circuitscope.analysis.reading.opened import Walk, opened
 from circuitscope.analysis.registry import Row, analysis
 from circuitscope.analysis.scores.answers import Answers, answers
-from circuitscope.analysis.scores.edges import Edges
 from circuitscope.analysis.scores.head_weights import compositions, copying_scores, distinct
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
+from circuitscope.analysis.scores.of_layers import EdgeSets, layer_weights
 from circuitscope.analysis.scores.registry import SCORES, Score, row_score
-from circuitscope.analysis.scores.weight_on_edges import PerSequence, summarize, weightings_of, weights_on
+from circuitscope.analysis.scores.weight_on_edges import PerSequence, summarize
 from circuitscope.devices import on_cpu
 from circuitscope.lens import HookedModel
 from circuitscope.tasks import Batch
@@ -68,43 +69,37 @@ def score_rows(model: HookedModel, data: HeldOut, names: Sequence[str]) -> Itera
     yield from _weight_rows(weights, found[: len(weights)])
     if given:
         yield from model_rows(Answers(*found[len(weights) :]), data.own)
-    if data.repeats is not None and (sets := data.edges(names, "repeats")):
-        weights = list(_weights(opened(model).walk(data.repeats.tokens), sets))
+    if data.repeats is not None and (edges := data.edges(names, "repeats")):
+        weights = list(_weights(opened(model).walk(data.repeats.tokens), edges))
         yield from _weight_rows(weights, on_cpu([per_sequence for _, per_sequence in weights]))
     for rows in (SCORES[name].rows for name in names):
         if rows is not None:
             yield from rows(model, data)
 
 
-def _weights(walk: Walk, sets: list[Edges]) -> Iterator[tuple[dict[str, Any], PerSequence]]:
-    """Weights on edges, where the model is, each with what its rows say besides; `first` is the first of the heads."""
-    whole: Tensor | None = None
-    for layer, product, units, matrix in walk.matrices():
-        sets = [edges.to(matrix.device) for edges in sets]
+def _weights(walk: Walk, edges: EdgeSets | None) -> Iterator[tuple[dict[str, Any], PerSequence]]:
+    """Weights on edges, where the model is, each with what its rows say besides.
+
+    Without edges only the pass is made, because it gives the logits.
+    """
+    if not edges:
+        deque(walk, maxlen=0)
+        return
+    for layer, product, of_units, whole in layer_weights(walk, edges):
         place: dict[str, Any] = {"layer": layer, "factor": product.name, "unit": product.unit}
-        for (name, weighting), per_sequence in weights_on(sets, matrix, weightings_of(product)).items():
-            yield {"score": name, "weighting": weighting, "first": units.start, **place}, per_sequence
-        if product.size == 1 and product.unit == "head":  # the only head is the whole layer
-            continue
-        part = matrix.abs().sum(dim=1, keepdim=True) if matrix.stride(0) else _shared(matrix)
-        whole = part if units.start == 0 or whole is None else whole + part
-        if units.stop == product.size:
-            for (name, weighting), per_sequence in weights_on(sets, whole, ["abs"]).items():
-                yield {"score": name, "weighting": weighting, "first": None, **place}, per_sequence
+        for (name, weighting), per_sequence in of_units.items():
+            yield {"score": name, "weighting": weighting, "of_units": True, **place}, per_sequence
+        for name, per_sequence in whole.items():
+            yield {"score": name, "weighting": "abs", "of_units": False, **place}, per_sequence
 
 
 def _weight_rows(weights: list[tuple[dict[str, Any], PerSequence]], found: list[PerSequence]) -> Iterator[Row]:
     """The rows of `_weights`, whose values are now on the CPU."""
-    for (place, _), per_sequence in zip(weights, found, strict=True):
-        of = {key: part for key, part in place.items() if key != "first"}
+    for (said, _), per_sequence in zip(weights, found, strict=True):
+        place = {key: part for key, part in said.items() if key != "of_units"}
         value, stderr, n = summarize(per_sequence)
-        for i, (v, e) in enumerate(zip(value.tolist(), stderr.tolist(), strict=True)):
-            yield _row(value=v, stderr=e, n=n, head=None if place["first"] is None else place["first"] + i, **of)
-
-
-def _shared(matrix: Tensor) -> Tensor:
-    """Σ over heads of |M| where all sequences share one matrix."""
-    return matrix[:1].abs().sum(dim=1, keepdim=True).expand(len(matrix), -1, -1, -1)
+        for head, (v, e) in enumerate(zip(value.tolist(), stderr.tolist(), strict=True)):
+            yield _row(value=v, stderr=e, n=n, head=head if said["of_units"] else None, **place)
 
 
 @row_score(
@@ -118,7 +113,7 @@ def copying_rows(model: HookedModel, data: HeldOut) -> Iterator[Row]:
         return
     blocks = {"copying": _one_block(data.repeats)}
     if data.own.layout.value_pos is not None and data.own.layout.value_pos.shape[1] > 1:
-        values = data.own.tokens.gather(1, data.own.layout.value_pos)
+        values = data.own.values()
         if distinct(values):  # a task may bind two keys to one value
             blocks["copying_values"] = values
     for name, tokens in blocks.items():

@@ -1,0 +1,117 @@
+"""`circuitscope study`: the studies of a folder, what they claim, how far they are, and what their tables say."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+app = typer.Typer(
+    help="Studies: claims of papers with criteria that were fixed before the runs, and their verdicts.",
+    no_args_is_help=True,
+)
+Name = Annotated[str, typer.Argument(help="Name of a study, or its folder.", show_default=False)]
+Root = Annotated[Path, typer.Option("--studies", help="Folder that holds the studies.")]
+Runs = Annotated[
+    Path | None, typer.Option(help="Folder that holds the runs.", show_default="$CIRCUITSCOPE_RUNS or runs")
+]
+Which = Annotated[Literal["laptop", "paper"], typer.Option(help="The size of the study: laptop or paper.")]
+_HERE = Path("studies")
+
+
+@app.command("list")
+def list_studies(studies: Root = _HERE) -> None:
+    """List the studies with their claims, how many trials are done, and their verdicts."""
+    from circuitscope.cli.table import print_table
+    from circuitscope.errors import UserError
+    from circuitscope.studies.study import studies_in
+    from circuitscope.sweeps.grid import read_grid
+    from circuitscope.sweeps.results import ResultsTable
+
+    rows = []
+    for study in studies_in(studies):
+        for one in _verdicts([study]):
+            tables = [(read_grid(folder), ResultsTable(folder)) for folder in study.grids(one.scale)]
+            every = sum(len(grid.trials) for grid, _ in tables)
+            done = sum(table.done(trial.digest) for grid, table in tables for trial in grid.trials)
+            rows.append([study.name, one.scale, f"{done}/{every}", one.words, study.file.claim])
+    if not rows:
+        raise UserError(f"no study with a grid in {studies}")
+    print_table(["study", "scale", "trials", "verdict", "claim"], rows)
+
+
+@app.command("run")
+def run(
+    name: Name,
+    scale: Which = "laptop",
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Start no further trial after this time; the next call goes on.", min=0, show_default=False),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Trials at the same time.", min=1, max=1024, show_default="one per core")
+    ] = None,
+    runs: Runs = None,
+    studies: Root = _HERE,
+) -> None:
+    """Train the trials of a study that its tables lack; `circuitscope sweep FOLDER` has more options."""
+    import time
+
+    from circuitscope.cli.sweep import sweep
+    from circuitscope.errors import UserError
+    from circuitscope.studies.study import find_study
+
+    study = find_study(studies, name)
+    folders = study.grids(scale)
+    if not folders:
+        raise UserError(f"{study.name} has no grid at the {scale} scale")
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    for folder in folders:
+        left = None if end is None else max(0.0, (end - time.monotonic()) / 60)
+        sweep(folder, jobs=jobs, minutes=left, runs=runs)
+
+
+@app.command("plot")
+def plot_study(
+    name: Name,
+    scale: Which = "laptop",
+    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = Path("figures"),
+    runs: Runs = None,
+    studies: Root = _HERE,
+) -> None:
+    """Draw the results of a study, one figure per grid; it needs the tables, not the runs."""
+    from circuitscope.cli.plot import sweep
+    from circuitscope.errors import UserError
+    from circuitscope.studies.study import find_study
+
+    study = find_study(studies, name)
+    folders = study.grids(scale)
+    if not folders:
+        raise UserError(f"{study.name} has no grid at the {scale} scale")
+    for folder in folders:
+        parts = folder.relative_to(study.folder).parts
+        sweep(folder, out=out / f"{'-'.join((study.name, *parts))}.png", runs=runs)
+
+
+@app.command("verdict")
+def verdict(
+    name: Annotated[str | None, typer.Argument(help="Print this study only.", show_default=False)] = None,
+    studies: Root = _HERE,
+) -> None:
+    """Judge every claim from the result tables and write CLAIMS.md beside the studies; with a name, print that one."""
+    from circuitscope.runs.store import write_text
+    from circuitscope.studies.study import find_study, studies_in
+    from circuitscope.studies.verdict import claims
+
+    if name is not None:
+        print(claims(_verdicts([find_study(studies, name)])), end="")
+        return
+    write_text(studies / "CLAIMS.md", claims(_verdicts(studies_in(studies))))
+    print(studies / "CLAIMS.md")
+
+
+def _verdicts(studies: Any) -> list[Any]:
+    """The verdicts of the studies, at every scale for which they have a grid."""
+    from circuitscope.studies.verdict import verdict
+
+    found = [verdict(study, scale) for study in studies for scale in ("laptop", "paper")]
+    return [one for one in found if one is not None]

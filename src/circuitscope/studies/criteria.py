@@ -1,0 +1,190 @@
+"""Judges one criterion of a study by the tables of its grid: in which cells it holds, fails, or is open.
+
+A cell is open while trials are missing that could still change its answer. A trial that diverged has a metric of 0.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from circuitscope.errors import UserError, shown, unknown
+from circuitscope.studies.study import Criterion
+from circuitscope.sweeps.grid import Grid, Trial
+from circuitscope.sweeps.results import DONE, ResultsTable, Row
+from circuitscope.sweeps.windows import THRESHOLD, Mean, window
+
+WINDOW = "window"
+Outcome = Literal["holds", "fails", "open", "not run"]
+
+_RATE = "train.lr"
+_SEEDS = ("train.seed", "train.data_seed")
+Seed = tuple[Any, ...]
+Place = tuple[tuple[str, Any], ...]  # the values of the axes that make a cell
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: its place, its value for each seed of the grid (nan where it is not known), and what that means.
+
+    With `above: chance`, values are distances to that level.
+    """
+
+    label: str
+    values: dict[Seed, float]
+    outcome: Outcome
+
+    @property
+    def mean(self) -> Mean:
+        return Mean.of(self.values.values())
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A criterion and its cells."""
+
+    criterion: Criterion
+    cells: list[Cell]
+
+    @property
+    def outcome(self) -> Outcome:
+        """Fails if a cell fails, holds if every cell holds; not run if nothing is known of any cell."""
+        outcomes = {cell.outcome for cell in self.cells}
+        if "fails" in outcomes:
+            return "fails"
+        if outcomes in ({"holds"}, {"not run"}):
+            return next(iter(outcomes))
+        return "open"
+
+
+def judge(criterion: Criterion, grid: Grid, results: ResultsTable) -> Judged:
+    """What the table says of a criterion."""
+    _check(criterion, grid)
+    counted = [trial for trial in grid.trials if _matches(trial, criterion.where)]
+    if not counted:
+        raise UserError(f"criterion {criterion.name!r}: no trial of {grid.name} has {shown(criterion.where)}")
+    seeds = list(dict.fromkeys(_seed(trial) for trial in grid.trials))
+    known = _Quantities(criterion, results)
+    there = _places(grid.trials, criterion)
+    cells = []
+    for place, trials in _places(counted, criterion).items():
+        values = known.of(trials, seeds)
+        if criterion.than:
+            other = there.get(_moved(place, criterion.than))
+            if other is None:
+                raise UserError(f"criterion {criterion.name!r}: {_label(place)} has no trial with {criterion.than}")
+            values = _compared(values, known.of(other, seeds), criterion.by)
+        elif criterion.holds_if.above:
+            values = _above_chance(values, trials[0], criterion)
+        cells.append(Cell(_label(place), values, _outcome(criterion, values)))
+    return Judged(criterion, cells)
+
+
+class _Quantities:
+    """The quantity of a criterion for the trials of a cell, by seed."""
+
+    def __init__(self, criterion: Criterion, results: ResultsTable):
+        self.criterion, self.results = criterion, results
+
+    def of(self, trials: list[Trial], seeds: Iterable[Seed]) -> dict[Seed, float]:
+        if self.criterion.quantity == WINDOW:
+            return {seed: self._window([t for t in trials if _seed(t) == seed]) for seed in seeds}
+        if self.criterion.rate == "best":
+            trials = self._at_the_best_rate(trials)
+        return {seed: self._single([t for t in trials if _seed(t) == seed]) for seed in seeds}
+
+    def _number(self, trial: Trial, column: str) -> float:
+        row: Row = self.results.rows.get(trial.digest, {})
+        if row.get("state") == "diverged" and column.endswith(f"_{trial.config.task.metric}"):
+            return 0.0
+        value = row.get(column) if row.get("state") in DONE else None
+        return float(value) if isinstance(value, int | float) else math.nan
+
+    def _single(self, trials: list[Trial]) -> float:
+        return self._number(trials[0], self.criterion.quantity) if trials else math.nan
+
+    def _at_the_best_rate(self, trials: list[Trial]) -> list[Trial]:
+        """The trials at the rate with the best mean on validation; none while trials are missing."""
+        rates: dict[float, list[float]] = {}
+        for trial in trials:
+            column = f"best_validation_{trial.config.task.metric}"
+            rates.setdefault(trial.config.train.lr, []).append(self._number(trial, column))
+        means = {rate: sum(values) / len(values) for rate, values in sorted(rates.items())}
+        if any(math.isnan(mean) for mean in means.values()):
+            return []
+        best = max(means, key=lambda rate: means[rate])  # the smallest of equals, because the rates are in order
+        return [trial for trial in trials if trial.config.train.lr == best]
+
+    def _window(self, trials: list[Trial]) -> float:
+        values = [self._number(trial, f"best_test_{trial.config.task.metric}") for trial in trials]
+        if not trials or any(math.isnan(value) for value in values):
+            return math.nan
+        return window([trial.config.train.lr for trial in trials], [value >= THRESHOLD for value in values]).decades
+
+
+def _above_chance(values: Mapping[Seed, float], trial: Trial, criterion: Criterion) -> dict[Seed, float]:
+    """The distance to what answering with any value of the context would give."""
+    task = trial.config.task
+    if task.chance is None:
+        raise UserError(f"criterion {criterion.name!r}: above: chance, and the task {task.name} has no such level")
+    return {seed: value - task.chance for seed, value in values.items()}
+
+
+def _outcome(criterion: Criterion, values: Mapping[Seed, float]) -> Outcome:
+    passes = [criterion.holds_if.holds(value) for value in values.values() if not math.isnan(value)]
+    if not passes:
+        return "not run"
+    needed = len(values) if criterion.seeds == "every" else criterion.seeds
+    if sum(passes) >= needed:
+        return "holds"
+    can_still_pass = len(values) - (len(passes) - sum(passes))
+    return "open" if can_still_pass >= needed else "fails"
+
+
+def _compared(values: Mapping[Seed, float], others: Mapping[Seed, float], by: str) -> dict[Seed, float]:
+    """Ratio or difference seed by seed; a ratio to nothing is not known."""
+    if by == "difference":
+        return {seed: value - others[seed] for seed, value in values.items()}
+    return {seed: value / others[seed] if others[seed] else math.nan for seed, value in values.items()}
+
+
+def _check(criterion: Criterion, grid: Grid) -> None:
+    for path in (*criterion.where, *criterion.than):
+        if path not in grid.axes:
+            raise unknown(f"axis in criterion {criterion.name!r}", path, grid.axes)
+    if criterion.rate == "best" and _RATE not in grid.axes:
+        raise UserError(f"criterion {criterion.name!r}: rate: best needs the axis {_RATE} in {grid.name}")
+    count = len({_seed(trial) for trial in grid.trials})
+    if isinstance(criterion.seeds, int) and not 1 <= criterion.seeds <= count:
+        raise UserError(f"criterion {criterion.name!r}: seeds: {criterion.seeds}, and {grid.name} has {count}")
+
+
+def _matches(trial: Trial, where: Mapping[str, Any]) -> bool:
+    return all(
+        trial.values[path] in (wanted if isinstance(wanted, list) else [wanted]) for path, wanted in where.items()
+    )
+
+
+def _seed(trial: Trial) -> Seed:
+    return tuple(trial.values[path] for path in _SEEDS if path in trial.values)
+
+
+def _places(trials: Iterable[Trial], criterion: Criterion) -> dict[Place, list[Trial]]:
+    """The trials by cell: by the values of all axes but the seeds, and the rate where one stands for all."""
+    left_out = {*_SEEDS, *([_RATE] if criterion.rate == "best" or criterion.quantity == WINDOW else [])}
+    found: dict[Place, list[Trial]] = {}
+    for trial in trials:
+        place = tuple((path, value) for path, value in trial.values.items() if path not in left_out)
+        found.setdefault(place, []).append(trial)
+    return found
+
+
+def _moved(place: Place, than: Mapping[str, Any]) -> Place:
+    return tuple((path, than.get(path, value)) for path, value in place)
+
+
+def _label(place: Place) -> str:
+    return ", ".join(
+        f"{path.rpartition('.')[2]} {value:g}" if isinstance(value, float) else f"{path.rpartition('.')[2]} {value}"
+        for path, value in place
+    )

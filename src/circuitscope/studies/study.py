@@ -1,0 +1,162 @@
+"""A study as a folder: study.yaml with a claim and its criteria, grids of trials, their tables, and a README.
+
+    question: Does one layer of attention solve multi-query recall?
+    source: first paper, Figure 3
+    claim: One layer of attention does not solve MQAR.
+    criteria:                                # all must hold
+      - name: does not pass 1/k
+        where: {model.preset: attention}     # the trials that count; a list means any of these values
+        quantity: best_test_accuracy         # a column of results.csv, or window: decades of learning rate
+        holds_if: {at_most: 0.02, above: chance}
+        seeds: every                         # or how many must agree
+        otherwise: not reproduced            # or undecided, where more steps could help
+    budget: 2,500 steps of 64 examples
+    pilots: [what had been seen before this was written]
+    notes: [what else belongs to the reading of the results]
+
+Every combination of the axes that `where` leaves open, except the seeds, is a cell of its own, and a criterion holds if
+it holds in every cell. With `rate: best`, the learning rate that is best on validation stands for its cell. With
+`than: {axis: value}`, the quantity is compared, seed by seed, with that of the same cell at another value of the axis,
+`by: ratio` or `by: difference`.
+
+The laptop scale of a study is the grid in its folder, or in the folder that a criterion names with `grid`; the paper
+scale is the same below the folder `paper`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from circuitscope.config import read_yaml
+from circuitscope.errors import UserError, unknown
+from circuitscope.explain import explain
+from circuitscope.section import Section
+from circuitscope.sweeps.grid import FILE as GRID_FILE
+
+FILE = "study.yaml"
+Scale = Literal["laptop", "paper"]
+Failure = Literal["not reproduced", "undecided"]
+
+
+class Condition(Section):
+    """What a value must be: exactly one of the three bounds, of the value itself or of its distance to a level."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+    within: float | None = None
+    above: Literal["chance"] | None = None
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> "Condition":
+        if sum(bound is not None for bound in (self.at_least, self.at_most, self.within)) != 1:
+            raise ValueError("expected exactly one of at_least, at_most and within")
+        if self.within is not None and self.above is None:
+            raise ValueError("within needs a level: above: chance")
+        return self
+
+    def holds(self, value: float) -> bool:
+        """Whether a value fulfils the condition; with `above`, the value is the distance to that level."""
+        if self.at_least is not None:
+            return value >= self.at_least
+        if self.at_most is not None:
+            return value <= self.at_most
+        assert self.within is not None
+        return abs(value) <= self.within
+
+    def words(self) -> str:
+        """The condition as people say it: `at least 0.95`, `at most 0.02 above the chance level`."""
+        if self.within is not None:
+            return f"within {self.within:g} of the chance level"
+        side, bound = ("at least", self.at_least) if self.at_least is not None else ("at most", self.at_most)
+        assert bound is not None
+        if self.above is None:
+            return f"{side} {bound:g}"
+        if bound < 0:
+            return f"{'at most' if side == 'at least' else 'at least'} {-bound:g} below the chance level"
+        return f"{side} {bound:g} above the chance level"
+
+
+class Criterion(Section):
+    """One condition on the tables; the first lines of this module say what the keys mean."""
+
+    name: str
+    quantity: str
+    holds_if: Condition
+    grid: str = ""
+    where: dict[str, Any] = Field(default_factory=dict)
+    rate: Literal["each", "best"] = "each"
+    than: dict[str, Any] = Field(default_factory=dict)
+    by: Literal["ratio", "difference"] = "difference"
+    seeds: Literal["every"] | int = "every"
+    otherwise: Failure = "not reproduced"
+
+    def words(self) -> str:
+        """The criterion in one line."""
+        compared = ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in self.than.items())
+        against = f" as a {self.by} to {compared}" if self.than else ""
+        seeds = "every seed" if self.seeds == "every" else f"{self.seeds} seeds"
+        chosen = " at the rate chosen on validation" if self.rate == "best" else ""
+        return f"{self.quantity}{against} {self.holds_if.words()}{chosen}, {seeds}"
+
+
+class StudyFile(Section):
+    """The keys of study.yaml."""
+
+    question: str
+    source: str
+    claim: str
+    criteria: list[Criterion] = Field(min_length=1)
+    budget: str = ""
+    pilots: list[str] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study: its folder, and what its file says."""
+
+    folder: Path
+    file: StudyFile
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    def grid_folder(self, grid: str = "", scale: Scale = "laptop") -> Path:
+        """Where a grid of the study and its tables are."""
+        return (self.folder / "paper" if scale == "paper" else self.folder) / grid
+
+    def grids(self, scale: Scale) -> list[Path]:
+        """The folders of the grids that the criteria read at a scale and that exist, each once."""
+        folders = dict.fromkeys(self.grid_folder(one.grid, scale) for one in self.file.criteria)
+        return [folder for folder in folders if (folder / GRID_FILE).is_file()]
+
+
+def read_study(folder: Path) -> Study:
+    """Reads study.yaml; anything wrong is one line that names the file."""
+    path = folder / FILE
+    if not path.is_file():
+        raise UserError(f"{folder} is no study: it has no {FILE}")
+    try:
+        return Study(folder, StudyFile.model_validate(read_yaml(path)))
+    except ValidationError as error:
+        raise UserError(f"{path}: {explain(error, StudyFile)}") from None
+
+
+def studies_in(root: Path) -> list[Study]:
+    """All studies in a folder, by name."""
+    if not root.is_dir():
+        raise UserError(f"no studies: {root} is no folder")
+    return [read_study(path.parent) for path in sorted(root.glob(f"*/{FILE}"))]
+
+
+def find_study(root: Path, name: str) -> Study:
+    """The study of this name, or the one in this folder."""
+    given = Path(name)
+    if (given / FILE).is_file():
+        return read_study(given)
+    if not (root / name / FILE).is_file():
+        raise unknown("study", name, [study.name for study in studies_in(root)])
+    return read_study(root / name)

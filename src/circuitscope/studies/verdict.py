@@ -1,0 +1,106 @@
+"""The verdict of each study, from result tables alone, and the page that lists them: studies/CLAIMS.md.
+
+A verdict is one of
+- reproduced: every criterion holds at the paper's scale;
+- reproduced as a laptop analogue: every criterion holds at the laptop scale;
+- not reproduced: a criterion fails that says so;
+- undecided: a criterion fails where more steps could help, or trials are missing;
+- not run: there is no trial yet.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from circuitscope.studies.criteria import Cell, Judged, judge
+from circuitscope.studies.study import Scale, Study
+from circuitscope.sweeps.grid import read_grid
+from circuitscope.sweeps.results import ResultsTable
+
+_SHOWN = 4  # cells that are listed one by one
+_HEADING = """# What the studies found
+
+Made by `circuitscope study verdict` from the criteria in each study.yaml and the result tables beside them. Criteria
+were committed before the first run. Values are means over seeds with 95% intervals where there is more than one seed.
+"""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one scale of a study says of its claim."""
+
+    study: Study
+    scale: Scale
+    judged: list[Judged]
+
+    @property
+    def words(self) -> str:
+        """The verdict."""
+        failed = {one.criterion.otherwise for one in self.judged if one.outcome == "fails"}
+        outcomes = {one.outcome for one in self.judged}
+        if "not reproduced" in failed:
+            return "not reproduced"
+        if outcomes == {"holds"}:
+            return "reproduced" if self.scale == "paper" else "reproduced as a laptop analogue"
+        return "not run" if outcomes <= {"not run"} else "undecided"
+
+
+def verdict(study: Study, scale: Scale = "laptop") -> Verdict | None:
+    """Judges all criteria of a study at a scale; None if the study has no grid at that scale."""
+    folders = {one.grid: study.grid_folder(one.grid, scale) for one in study.file.criteria}
+    if not study.grids(scale):
+        return None
+    tables = {name: (read_grid(folder), ResultsTable(folder)) for name, folder in folders.items()}
+    return Verdict(study, scale, [judge(one, *tables[one.grid]) for one in study.file.criteria])
+
+
+def claims(verdicts: Iterable[Verdict]) -> str:
+    """The page of all claims as Markdown."""
+    verdicts = list(verdicts)
+    lines = [_HEADING, "| study | claim | scale | verdict |", "|---|---|---|---|"]
+    for one in verdicts:
+        link = f"[{one.study.name}]({one.study.folder.name})"
+        lines.append(f"| {link} | {one.study.file.claim} | {one.scale} | {one.words} |")
+    for one in verdicts:
+        lines += ["", f"## {one.study.name}, {one.scale} scale: {one.words}", ""]
+        lines += [f"{one.study.file.claim} ({one.study.file.source})", ""]
+        lines += ["| criterion | measured | |", "|---|---|---|"]
+        lines += [
+            f"| {j.criterion.name}: {j.criterion.words()} | {measured(j)} | {outcome_words(j)} |" for j in one.judged
+        ]
+        if one.study.file.budget:
+            lines += ["", f"Budget: {one.study.file.budget}."]
+    return "\n".join(lines) + "\n"
+
+
+def outcome_words(judged: Judged) -> str:
+    """How a criterion came out, with what is missing: `holds`, `fails in 2 of 9 cells`, `open: 3 of 9 cells`."""
+    count = {name: sum(cell.outcome == name for cell in judged.cells) for name in ("holds", "fails", "open", "not run")}
+    every = len(judged.cells)
+    if judged.outcome in ("holds", "not run"):
+        return judged.outcome
+    if judged.outcome == "fails":
+        weak = ", which decides nothing" if judged.criterion.otherwise == "undecided" else ""
+        return f"fails in {count['fails']} of {every} cells{weak}"
+    return f"open: {count['open'] + count['not run']} of {every} cells lack trials"
+
+
+def measured(judged: Judged) -> str:
+    """The values of the cells: one by one if they are few, else the lowest and the highest.
+
+    With `above: chance` they are distances to that level, with a sign.
+    """
+    form = "+.3f" if judged.criterion.holds_if.above else ".3f"
+    known = [cell for cell in judged.cells if cell.mean.seeds]
+    if not known:
+        return "nothing"
+    if len(known) > _SHOWN:
+        ordered = sorted(known, key=lambda cell: cell.mean.value)
+        return f"from {_value(ordered[0], form)} to {_value(ordered[-1], form)} in {len(known)} cells"
+    return "; ".join(_value(cell, form) for cell in known)
+
+
+def _value(cell: Cell, form: str) -> str:
+    mean = cell.mean
+    ends = f" ({mean.low:{form}} to {mean.high:{form}})" if mean.low == mean.low else ""
+    seeds = f", {mean.seeds} of {len(cell.values)} seeds" if mean.seeds < len(cell.values) else ""
+    return f"{mean.value:{form}}{ends} [{cell.label}{seeds}]" if cell.label else f"{mean.value:{form}}{ends}"

@@ -1,0 +1,77 @@
+"""Recall in two steps: the value of one pair is the key of another."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from circuitscope.section import Unit
+from circuitscope.tasks.base import Baseline, register
+from circuitscope.tasks.batch import Batch
+from circuitscope.tasks.recall import Context, Recall, in_rows, one_token_queries
+from circuitscope.tasks.roles import Role
+from circuitscope.tasks.streams import I64, distinct, order, stream_key, words
+
+
+@register("two_hop")
+class TwoHop(Recall):
+    """Chains a → b → c as pairs `a b` and `b c` in random order; a query a asks for c, the value of its value.
+
+    a comes from [1, V/3), b from [V/3, 2V/3), c from [2V/3, V). The layout has all 2k pairs, and a query asks for the
+    pair that ends its chain. Filler is token 0.
+    """
+
+    roles = (Role.KEY, Role.VALUE, Role.QUERY, Role.FILLER)
+    features = frozenset({"pairs"})
+    small: ClassVar = {"length": 24, "pairs": 3, "vocab_size": 60}
+    recipe: ClassVar = {
+        "task.examples": None,
+        "train.lr": 2e-3,
+        "train.weight_decay": 0.1,
+        "train.schedule": "cosine",
+        "train.steps": 4000,
+    }
+
+    name: Literal["two_hop"] = "two_hop"
+    vocab_size: Annotated[int, Unit("tokens")] = Field(
+        default=192, ge=6, lt=2**31, description="size of the vocabulary, a third for each place in a chain"
+    )
+    length: Annotated[int, Unit("tokens")] = Field(
+        default=32, ge=4, le=2**24, description="length L of a sequence; at least 6 · pairs"
+    )
+    pairs: Annotated[int, Unit("chains")] = Field(
+        default=4, ge=1, lt=2**31, description="chains k of two pairs each; less than vocab_size / 3"
+    )
+
+    def context_length(self, pairs: int) -> int:
+        return 4 * pairs
+
+    def most_pairs(self) -> tuple[int, str]:
+        return self.vocab_size // 3 - 1, "vocab_size / 3 - 1"
+
+    @property
+    def baselines(self) -> Mapping[str, Baseline]:
+        return {"any end of a chain": self._any_end, **super().baselines}
+
+    def _any_end(self, batch: Batch) -> Float[Tensor, " label"]:
+        """The share of the context's last tokens of a chain that equal each label."""
+        where, target = batch.labelled()
+        values = batch.values()[where // batch.tokens.shape[1]]
+        ends = values >= 2 * (self.vocab_size // 3)
+        return (values == target[:, None]).double().sum(dim=1) / ends.sum(dim=1)
+
+    def context(self, key: int, examples: I64) -> Context:
+        n, k, third = len(examples), self.pairs, self.vocab_size // 3
+        a = 1 + distinct(words(stream_key(key, "first"), examples, 2 * k), third - 1)
+        b = third + distinct(words(stream_key(key, "second"), examples, 2 * k), third)
+        c = 2 * third + distinct(words(stream_key(key, "third"), examples, 2 * k), self.vocab_size - 2 * third)
+        keys, values = np.concatenate([a, b], axis=1), np.concatenate([b, c], axis=1)
+        at = 2 * order(words(stream_key(key, "pairs"), examples, 2 * k))
+        tokens = np.empty((n, 4 * k), dtype=np.int64)
+        np.put_along_axis(tokens, at, keys, axis=1)
+        np.put_along_axis(tokens, at + 1, values, axis=1)
+        roles = in_rows([Role.KEY, Role.VALUE] * (2 * k), n)
+        return Context(tokens, roles, at, at + 1, values, **one_token_queries(a, k + np.arange(k)))

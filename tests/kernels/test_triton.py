@@ -1,0 +1,151 @@
+"""Triton without a GPU: its interpreter runs every kernel, and its compiler makes machine code of every kernel.
+
+The interpreter accepts what the compiler rejects, and the compiler does not see wrong numbers; so both are asked.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import circuitscope
+from circuitscope.kernels import backends
+
+HERE = Path(__file__).parent
+GPUS = {"sm_75": 75, "sm_80": 80, "sm_90": 90}
+POINTERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32"}
+
+
+@pytest.mark.slow
+def test_every_kernel_agrees_with_its_reference_in_the_interpreter():
+    """In a process of its own: Triton reads the variable when it is imported."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "test_triton_kernels.py")],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        cwd=HERE.parent.parent,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^\d+ passed in ", done.stdout, re.MULTILINE), done.stdout  # nothing was skipped
+
+
+class Compiling:
+    """In place of a kernel: compiles it for one GPU with the arguments of a call, and runs nothing."""
+
+    def __init__(self, kernel, capability: int, made: dict[str, bytes]):
+        self.kernel, self.capability, self.made = kernel, capability, made
+
+    def __getitem__(self, grid):
+        return self.launch
+
+    def launch(self, *args, num_warps: int, num_stages: int, **constants):
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+
+        kernel = self.kernel
+        given = dict(zip(kernel.arg_names, args, strict=False))
+        assert given.keys() | constants.keys() == set(kernel.arg_names)
+        signature = {
+            name: "constexpr" if name in constants else POINTERS[a.dtype] if isinstance(a, Tensor) else "i32"
+            for name, a in (given | constants).items()
+        }
+        compiled = triton.compile(
+            ASTSource(kernel, {name: signature[name] for name in kernel.arg_names}, constants),
+            target=GPUTarget("cuda", self.capability, 32),
+            options={"num_warps": num_warps, "num_stages": num_stages},
+        )
+        self.made[kernel.__name__] = compiled.asm["cubin"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", GPUS)
+def test_every_kernel_compiles_for_a_gpu_in_both_precisions(gpu, monkeypatch, tmp_path):
+    """Every call that the public functions make, forward and backward."""
+    from triton import knobs
+    from triton.runtime.jit import JITFunction
+
+    from circuitscope.kernels.triton import scans, selective_scan, selective_scan_phi, wkv
+
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))  # nothing that was compiled before counts
+    modules = (selective_scan, selective_scan_phi, wkv, scans)
+    made: dict[str, bytes] = {}
+    for module in modules:
+        for name, kernel in list(vars(module).items()):
+            if isinstance(kernel, JITFunction):
+                monkeypatch.setattr(module, name, Compiling(kernel, GPUS[gpu], made))
+                if kernel.fn.__code__.co_varnames[: kernel.fn.__code__.co_argcount][-1].islower():
+                    monkeypatch.setattr(module, name, kernel)  # a part of kernels, with no constants of its own
+    for dtype in (torch.float32, torch.float64) if gpu == "sm_80" else (torch.float32,):
+        made.clear()
+
+        def leaf(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.ones(shape, dtype=dtype, requires_grad=True)
+
+        x, A, B = leaf(2, 20, 6), leaf(6, 16), leaf(2, 20, 16)
+        edge = torch.zeros(1, dtype=torch.long)
+        selective_scan.scan(x, x, A, B, B).sum().backward()
+        selective_scan_phi.phi(x, A, B, B).sum().backward()
+        selective_scan_phi.phi_mean(x, A, B, B)
+        selective_scan_phi.phi_profile(x, A, B, B)
+        selective_scan_phi.phi_on_edges(x, A, B, B, None, edge, edge, edge)
+        wkv.wkv(x[0, 0], x[0, 0], x, x).sum().backward()
+        scans.linear_scan(x, x).sum().backward()
+        z = torch.complex(x, x)
+        scans.linear_scan(z, z).real.sum().backward()
+        k, beta = leaf(2, 20, 3, 5), leaf(2, 20, 3)
+        scans.delta_scan(k, beta, beta, leaf(2, 20, 3, 5, 7)).sum().backward()
+        started = {name for module in modules for name, held in vars(module).items() if isinstance(held, Compiling)}
+        assert made.keys() == started
+        assert all(code.startswith(b"\x7fELF") for code in made.values())
+
+
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None
+import torch
+from circuitscope.kernels import backends
+from circuitscope.kernels.selective_scan import selective_scan
+from circuitscope.kernels.wkv import wkv
+x, w = torch.rand(1, 3, 2), torch.rand(2)
+assert selective_scan(x, x, -x[0, :2], x, x).isfinite().all() and wkv(w, w, x, x).isfinite().all()
+for backend in (backends.TRITON_SCAN, backends.TRITON_PHI, backends.TRITON_WKV, backends.TRITON_LINEAR_STATES):
+    print(backend._import()[1])
+"""
+
+
+def test_the_package_works_without_triton_and_says_that_it_is_not_installed():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TRITON],
+        env={**os.environ, "PYTHONPATH": str(Path(circuitscope.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["triton is not installed"] * 4
+
+
+def test_on_a_cpu_triton_is_not_imported():
+    code = "import sys; import circuitscope.mixers, circuitscope.kernels.selective_scan, circuitscope.kernels.wkv;"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "print('circuitscope.kernels.triton' in sys.modules)"],
+        env={**os.environ, "PYTHONPATH": str(Path(circuitscope.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False\n"
+
+
+def test_every_function_that_a_backend_names_is_there():
+    """A name that is misspelled would be taken for a kernel that cannot be imported."""
+    ours = [value for value in vars(backends).values() if getattr(value, "package", "") == "triton"]
+    assert len(ours) == 8
+    for backend in ours:
+        assert backend._import()[1] == ""

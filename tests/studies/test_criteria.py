@@ -1,0 +1,142 @@
+"""Criteria of a study, judged on tables with known numbers."""
+
+import math
+
+import pytest
+
+from circuitscope.errors import UserError
+from circuitscope.studies.criteria import judge
+from circuitscope.studies.study import Criterion
+from made_up_sweeps import RATES, made_up_sweep
+
+AXES = {"train.seed": [1, 2, 3], "model.preset": ["attention", "mamba"], "train.lr": RATES}
+CHANCE = 0.25  # four pairs
+
+
+def judged(folder, accuracy, **criterion):
+    """A criterion on a sweep whose trials have the accuracy that a function of (preset, rate, seed) gives, or none."""
+
+    def row(trial):
+        values = trial.values
+        found = accuracy(values["model.preset"], values["train.lr"], values["train.seed"])
+        return found if found is None or isinstance(found, dict) else {"accuracy": found}
+
+    sweep = made_up_sweep(folder, row, axes=AXES)
+    data = {"name": "it", "quantity": "best_test_accuracy", **criterion}
+    return judge(Criterion.model_validate(data), sweep.grid, sweep.results)
+
+
+def outcomes(found):
+    return {cell.label: cell.outcome for cell in found.cells}
+
+
+def test_a_criterion_holds_where_every_seed_of_every_cell_does(tmp_path):
+    found = judged(tmp_path, lambda *_: 0.96, holds_if={"at_least": 0.95})
+    assert found.outcome == "holds"
+    assert len(found.cells) == 2 * len(RATES)
+
+
+def test_one_seed_below_the_bound_makes_its_cell_and_the_criterion_fail(tmp_path):
+    found = judged(
+        tmp_path,
+        lambda preset, rate, seed: 0.9 if (preset, seed) == ("mamba", 2) else 0.96,
+        rate="best",
+        holds_if={"at_least": 0.95},
+    )
+    assert outcomes(found) == {"preset attention": "holds", "preset mamba": "fails"}
+    assert found.outcome == "fails"
+
+
+def test_two_of_three_seeds_may_be_enough(tmp_path):
+    def accuracy(_preset, _rate, seed):
+        return 0.9 if seed == 2 else 0.96
+
+    assert judged(tmp_path / "a", accuracy, seeds=2, holds_if={"at_least": 0.95}).outcome == "holds"
+    assert judged(tmp_path / "b", accuracy, seeds=3, holds_if={"at_least": 0.95}).outcome == "fails"
+
+
+def test_a_missing_seed_leaves_a_cell_open_until_it_cannot_change_the_answer(tmp_path):
+    def accuracy(preset, _rate, seed):
+        if seed == 3:
+            return None
+        return 0.96 if preset == "attention" else 0.5
+
+    found = judged(tmp_path, accuracy, where={"train.lr": 1e-3}, holds_if={"at_least": 0.95})
+    assert outcomes(found) == {"preset attention, lr 0.001": "open", "preset mamba, lr 0.001": "fails"}
+
+
+def test_nothing_done_is_not_run(tmp_path):
+    assert judged(tmp_path, lambda *_: None, holds_if={"at_least": 0.95}).outcome == "not run"
+
+
+def test_the_best_rate_is_chosen_on_validation_and_judged_on_test(tmp_path):
+    def accuracy(_preset, rate, _seed):
+        good = rate == 1e-3
+        return {"best_validation_accuracy": 0.9 if good else 0.8, "best_test_accuracy": 0.7 if good else 1.0}
+
+    found = judged(tmp_path, accuracy, rate="best", holds_if={"at_least": 0.95})
+    assert [cell.mean.value for cell in found.cells] == pytest.approx([0.7, 0.7])
+    assert found.outcome == "fails"
+
+
+def test_no_rate_is_chosen_while_one_is_missing(tmp_path):
+    found = judged(
+        tmp_path, lambda _p, rate, _s: None if rate == 1e-1 else 0.99, rate="best", holds_if={"at_least": 0.95}
+    )
+    assert found.outcome == "not run"
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "condition", "holds"),
+    [
+        (CHANCE + 0.015, {"at_most": 0.02, "above": "chance"}, True),
+        (CHANCE + 0.03, {"at_most": 0.02, "above": "chance"}, False),
+        (CHANCE - 0.03, {"at_most": 0.02, "above": "chance"}, True),
+        (CHANCE - 0.03, {"within": 0.02, "above": "chance"}, False),
+        (CHANCE - 0.03, {"at_least": -0.02, "above": "chance"}, False),
+        (CHANCE - 0.01, {"at_least": -0.02, "above": "chance"}, True),
+    ],
+)
+def test_conditions_relative_to_chance(tmp_path, accuracy, condition, holds):
+    found = judged(tmp_path, lambda *_: accuracy, holds_if=condition)
+    assert found.outcome == ("holds" if holds else "fails")
+    assert found.cells[0].mean.value == pytest.approx(accuracy - CHANCE)
+
+
+def test_a_trial_that_diverged_has_an_accuracy_of_nothing(tmp_path):
+    found = judged(tmp_path, lambda *_: {"state": "diverged"}, holds_if={"at_least": 0.95})
+    assert found.outcome == "fails"
+    assert {cell.mean.value for cell in found.cells} == {0.0}
+
+
+def test_windows_are_compared_seed_by_seed(tmp_path):
+    def accuracy(preset, rate, seed):
+        wide = {"attention": 3, "mamba": 1 if seed < 3 else 2}[preset]
+        return 0.99 if RATES.index(rate) in range(1, 1 + wide) else 0.1
+
+    ratio = {"where": {"model.preset": "attention"}, "than": {"model.preset": "mamba"}, "by": "ratio"}
+    found = judged(tmp_path, accuracy, quantity="window", **ratio, holds_if={"at_least": 1.2})
+    (cell,) = found.cells  # windows of 2.5 decades (up to the end of the grid) against 1, 1 and 2
+    assert sorted(cell.values.values()) == [pytest.approx(1.25), pytest.approx(2.5), pytest.approx(2.5)]
+    assert cell.outcome == "holds"
+
+
+def test_a_ratio_to_nothing_is_not_known(tmp_path):
+    ratio = {"where": {"model.preset": "attention"}, "than": {"model.preset": "mamba"}, "by": "ratio"}
+    found = judged(tmp_path, lambda *_: 0.0, quantity="window", **ratio, holds_if={"at_least": 2})
+    assert all(math.isnan(value) for value in found.cells[0].values.values())
+    assert found.outcome == "not run"
+
+
+@pytest.mark.parametrize(
+    ("criterion", "says"),
+    [
+        ({"where": {"model.prset": "mamba"}}, r"axis in criterion 'it' 'model\.prset'; did you mean 'model\.preset'"),
+        ({"where": {"model.preset": "hyena"}}, "no trial of .* has"),
+        ({"seeds": 4}, "seeds: 4, and .* has 3"),
+        ({"where": {"model.preset": "mamba"}, "than": {"model.preset": "hyena"}}, "has no trial with"),
+    ],
+)
+def test_what_no_table_can_answer_is_refused_in_one_line(tmp_path, criterion, says):
+    with pytest.raises(UserError, match=says):
+        judged(tmp_path, lambda *_: 0.5, **criterion, holds_if={"at_least": 0.95})

@@ -1,0 +1,124 @@
+"""Studies on disk, their verdicts, and `circuitscope study`."""
+
+import pytest
+import yaml
+
+from circuitscope.cli.main import main
+from circuitscope.errors import UserError
+from circuitscope.studies.study import read_study
+from circuitscope.studies.verdict import verdict
+from made_up_sweeps import made_up_sweep
+
+SOLVES = {"name": "solves", "quantity": "best_test_accuracy", "holds_if": {"at_least": 0.95}}
+STUDY = {"question": "Does it?", "source": "a paper", "claim": "It does.", "criteria": [SOLVES]}
+AXES = {"train.seed": [1, 2], "train.lr": [1e-3, 1e-2]}
+
+
+def study(folder, accuracy=lambda *_: 0.97, **changes):
+    made_up_sweep(folder, lambda trial: (a := accuracy(trial)) and {"accuracy": a}, axes=AXES)
+    (folder / "study.yaml").write_text(yaml.safe_dump({**STUDY, **changes}, sort_keys=False))
+    return folder
+
+
+def run(monkeypatch, capsys, *argv):
+    monkeypatch.setattr("sys.argv", ["circuitscope", *map(str, argv)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "otherwise", "words"),
+    [
+        (lambda _: 0.97, "not reproduced", "reproduced as a laptop analogue"),
+        (lambda _: 0.5, "not reproduced", "not reproduced"),
+        (lambda _: 0.5, "undecided", "undecided"),
+        (lambda t: 0.97 if t.values["train.seed"] == 1 else None, "not reproduced", "undecided"),
+        (lambda _: None, "not reproduced", "not run"),
+    ],
+)
+def test_the_verdict_follows_from_the_table(tmp_path, accuracy, otherwise, words):
+    folder = study(tmp_path / "one", accuracy, criteria=[{**SOLVES, "otherwise": otherwise}])
+    assert verdict(read_study(folder)).words == words
+
+
+def test_a_failure_that_refutes_outweighs_one_that_decides_nothing(tmp_path):
+    both = [{**SOLVES, "otherwise": "undecided"}, {**SOLVES, "name": "fails"}]
+    assert verdict(read_study(study(tmp_path / "one", lambda _: 0.5, criteria=both))).words == "not reproduced"
+
+
+def test_the_scale_of_the_paper_is_judged_apart(tmp_path):
+    folder = study(tmp_path / "one", lambda _: 0.5)
+    assert verdict(read_study(folder), "paper") is None
+    study(folder / "paper", lambda _: 0.97)
+    assert verdict(read_study(folder), "laptop").words == "not reproduced"
+    assert verdict(read_study(folder), "paper").words == "reproduced"
+
+
+def test_list_and_verdict_name_every_study_and_write_the_page_of_claims(tmp_path, monkeypatch, capsys):
+    study(tmp_path / "first")
+    study(tmp_path / "second", lambda t: 0.5 if t.values["train.lr"] < 5e-3 else None)
+    code, out, _ = run(monkeypatch, capsys, "study", "list", "--studies", tmp_path)
+    assert code == 0
+    lines = [line.split() for line in out.splitlines()[1:]]
+    assert [line[:3] for line in lines] == [["first", "laptop", "4/4"], ["second", "laptop", "2/4"]]
+    assert run(monkeypatch, capsys, "study", "verdict", "--studies", tmp_path)[0] == 0
+    page = (tmp_path / "CLAIMS.md").read_text()
+    assert "| [first](first) | It does. | laptop | reproduced as a laptop analogue |" in page
+    assert "| [second](second) | It does. | laptop | not reproduced |" in page
+    assert "0.970" in page
+    code, out, _ = run(monkeypatch, capsys, "study", "verdict", "first", "--studies", tmp_path)
+    assert code == 0
+    assert "second" not in out
+
+
+def test_plot_draws_the_grid_of_a_study_from_its_table(tmp_path, monkeypatch, capsys):
+    study(tmp_path / "one")
+    words = ("study", "plot", "one", "--studies", tmp_path, "--out", tmp_path / "figures", "--runs", tmp_path / "none")
+    assert run(monkeypatch, capsys, *words)[0] == 0
+    assert (tmp_path / "figures" / "one.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("verdict", "oen"), "unknown study 'oen'; did you mean 'one'? valid: one"),
+        (("run", "one", "--scale", "paper"), "one has no grid at the paper scale"),
+        (("run", "one", "--scale", "huge"), "huge"),
+    ],
+)
+def test_bad_words_get_one_line(tmp_path, monkeypatch, capsys, words, says):
+    study(tmp_path / "one")
+    code, _, err = run(monkeypatch, capsys, "study", *words, "--studies", tmp_path)
+    assert code == 2
+    assert says in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"criteria": []}, "criteria"),
+        ({"criteria": [{**SOLVES, "holds_if": {}}]}, "exactly one of at_least, at_most and within"),
+        ({"criteria": [{**SOLVES, "holds_if": {"within": 0.1}}]}, "within needs a level"),
+        ({"criteria": [{**SOLVES, "qantity": "x"}]}, "qantity"),
+        ({"clam": "x"}, "clam"),
+    ],
+)
+def test_a_study_file_that_says_nothing_or_too_much_is_refused_by_name(tmp_path, changes, says):
+    folder = study(tmp_path / "one", **changes)
+    with pytest.raises(UserError, match=says) as refused:
+        read_study(folder)
+    assert "study.yaml" in str(refused.value)
+
+
+@pytest.mark.slow
+def test_run_trains_what_the_table_lacks_and_then_there_is_a_verdict(tmp_path, monkeypatch, capsys):
+    folder = study(tmp_path / "one", lambda _: None)
+    grid = yaml.safe_load((folder / "grid.yaml").read_text())
+    small = {"steps": 2, "batch_size": 2, "warmup_steps": 1, "eval_batches": 1, "eval_batch_size": 4, "device": "cpu"}
+    grid["base"]["train"] |= small
+    (folder / "grid.yaml").write_text(yaml.safe_dump(grid))
+    words = ("study", "run", "one", "--studies", tmp_path, "--runs", tmp_path / "runs", "--jobs", 1)
+    assert run(monkeypatch, capsys, *words)[0] == 0
+    assert verdict(read_study(folder)).words == "not reproduced"
