@@ -88,9 +88,7 @@ def short_convolve_parts(
         parts = zip(points, u.split(list(sizes), dim=-1), weights, biases, strict=True)
         return [short_convolve(*part) for part in parts]
     done = short_conv(u, weight, bias).split(list(sizes), dim=-1)
-    return [
-        (out, lambda part, w=w: short_conv_phi(w[part], length)[None]) for out, w in zip(done, weights, strict=True)
-    ]
+    return [(out, lambda part, w=w: short_conv_phi(w[part], length)[None]) for out, w in zip(done, weights, strict=True)]
 
 
 def short_convolve(
