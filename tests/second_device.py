@@ -136,11 +136,17 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    target.held.copy_(source)
+    values = source.held if isinstance(source, OnSecond) else source
+    if isinstance(target, OnSecond):
+        target.held.copy_(values)
+    else:
+        _crossed.to_cpu += 1
+        target.copy_(values)
     return target
 
 
-# An assignment x[where] = 0 makes its 0 on the device, and copies it there, without asking the mode.
+# An assignment x[where] = 0 makes its 0 on the device and copies it there without asking the mode, and a mode holds in
+# the thread that began it alone.
 _made = torch.library.Library("aten", "IMPL")
 _made.impl(
     "empty_strided",

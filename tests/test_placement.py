@@ -114,7 +114,7 @@ def test_circuit_interventions_patching_and_activations_compute_where_the_model_
         assert (crossed.to_cpu, crossed.waits.total()) == (1, 0)
         assert close(table.moved, patching(here, DATA.own).moved)
     at = np.arange(3)
-    examples = {"query": ProbeExamples(sequence=at, pos=at + 4, anchor=at + 4, label=at, token=at)}
+    examples = {"query": ProbeExamples(sequence=at, pos=at + 4, anchor=at + 4, label=at, identity=at)}
     hooks = ["blocks.0.hook_resid_pre", "blocks.0.hook_mixer_out"]
     crossed.reset()
     features = collect(there, DATA.own.tokens, hooks, examples)

@@ -112,7 +112,13 @@ def _cross_entropy_reference(x: Tensor, W: Tensor) -> Tensor:
 CASES = (
     Case("attention", "attention", fused_attention, _attention, _heads),
     Case("selective scan", "selective scan", selective_scan, selective_scan_reference, _scan_inputs),
-    Case("Φ of the scan", "selective scan", _phi(selective_scan_phi), _phi(selective_scan_phi_reference), _scan_inputs),
+    Case(
+        "Φ of the scan",
+        "matrix of the selective scan",
+        _phi(selective_scan_phi),
+        _phi(selective_scan_phi_reference),
+        _scan_inputs,
+    ),
     Case("SSD", "SSD", ssd, ssd_reference, _ssd_inputs),
     Case("delta rule", "delta rule", delta_rule, delta_rule_reference, _delta_inputs),
     Case("gated delta rule", "gated delta rule", delta_rule, delta_rule_reference, _gated_delta_inputs),
