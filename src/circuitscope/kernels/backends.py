@@ -56,7 +56,7 @@ class Backend:
 
     def _import(self) -> tuple[Any, str]:
         """The function and "", or None and why it cannot be imported."""
-        function, reason = _import(self.function, self.package)
+        function, reason = _import(self.function)
         return function, reason and f"{self.package} {reason}"
 
 
@@ -85,15 +85,23 @@ def first_that_serves(backends: Sequence[Backend], tensor: Tensor, **sizes: Any)
 
 
 @cache
-def _import(path: str, package: str) -> tuple[Any, str]:
+def _import(path: str) -> tuple[Any, str]:
     module, _, name = path.rpartition(".")
+    top = module.partition(".")[0]
+    needed = "triton" if top == __name__.partition(".")[0] else top  # a kernel of our own is there if Triton is
     try:
         return getattr(import_module(module), name), ""
     except Exception as error:  # without a driver these packages fail to import in many ways
-        if isinstance(error, ModuleNotFoundError) and error.name in (module.partition(".")[0], package):
+        if isinstance(error, ModuleNotFoundError) and error.name == needed:
             return None, "is not installed"
         said = (str(error).splitlines() or [""])[0]
         return None, f"cannot be imported ({type(error).__name__}: {said})"
+
+
+def at_least_float32(first: Tensor, *others: Tensor | None) -> list[Tensor | None]:
+    """The tensors in the precision of the first, but in float32 if that is half precision: what kernels compute in."""
+    wide = torch.promote_types(first.dtype, torch.float32)
+    return [None if tensor is None else tensor.to(wide) for tensor in (first, *others)]
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -114,12 +122,7 @@ def _flash_attn_limits(device: torch.device, d_head: int = 1, bias: bool = False
 
 
 def _mamba_ssm_limits(device: torch.device, state: int = 1, initial: bool = False) -> str:
-    """selective_scan.cpp checks the size of the state; selective_scan_fn starts from the state 0.
-
-    Its backward pass adds up gradients with atomics, in an order that differs from call to call.
-    """
-    if torch.are_deterministic_algorithms_enabled():
-        return "is not deterministic, and torch was asked for deterministic algorithms"
+    """selective_scan.cpp checks the size of the state; selective_scan_fn starts from the state 0."""
     if initial:
         return "takes no initial state"
     return "" if state <= 256 else f"takes a state of at most 256, not {state}"
