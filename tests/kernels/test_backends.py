@@ -178,12 +178,23 @@ def test_a_backend_that_says_no_is_not_called_and_says_why_once(
     assert caplog.records[0].levelno == logging.WARNING
 
 
+class NotInstalled:
+    """Finds no module of a package, although it may be there."""
+
+    def __init__(self, package: str):
+        self.package = package
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == self.package:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
 @EVERY
 def test_a_package_that_is_not_installed_is_named(kernel, monkeypatch, torch_calls, said):
     package = KERNELS[kernel].function.partition(".")[0]
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)  # Python takes it for one that is not installed
+    monkeypatch.setattr(sys, "meta_path", [NotInstalled(package), *sys.meta_path])
     kernel()
     assert torch_calls == [1]
     reasons = (f"{KERNELS[kernel].package} is not installed", *NOR_BY_TRITON[kernel])
