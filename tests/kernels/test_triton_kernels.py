@@ -184,7 +184,7 @@ def test_views_give_the_same_bits_as_copies():
 
 
 def test_twice_the_same_bits():
-    args = [a.float().to(DEVICE) for a in scan_inputs(2, 18, 9, 16)]
+    args = [a.float().to(DEVICE) for a in scan_inputs(2, 3, 9, 16)]
     assert all(map(torch.equal, with_gradients(selective_scan.scan, args), with_gradients(selective_scan.scan, args)))
 
 
@@ -209,8 +209,9 @@ def test_what_arrives_above_the_diagonal_of_phi_does_not_matter_even_if_it_is_no
 
 
 @BOTH
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 5, 3, 3), (1, 3, 66, 40)])
-def test_sums_over_phi(shape, dtype):
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 5, 40)])
+def test_sums_over_phi(shape, dtype, monkeypatch):
+    monkeypatch.setattr(selective_scan_phi, "GROUP", 2)  # so that a few channels are more than one group
     given = [a.to(dtype) for a in scan_inputs(*shape)[1:6]]
     phi = selective_scan_phi_reference(*(a.double() for a in given))
     args = [a.to(DEVICE) for a in given]
@@ -284,8 +285,8 @@ def test_the_delta_scan(shape, dtype):
 
 def test_scans_are_differentiable_again():
     a, x = (draw(seed, 1, 3, 2).to(DEVICE).requires_grad_() for seed in (0, 1))
-    assert torch.autograd.gradgradcheck(scans.linear_scan, (a, x))
+    assert torch.autograd.gradgradcheck(scans.linear_scan, (a, x), fast_mode=True)
     z = torch.complex(draw(2, 1, 3, 1), draw(3, 1, 3, 1)).to(DEVICE).requires_grad_()
-    assert torch.autograd.gradgradcheck(lambda z: scans.linear_scan(z, z), (z,))
+    assert torch.autograd.gradgradcheck(lambda z: scans.linear_scan(z, z), (z,), fast_mode=True)
     args = [part.to(DEVICE).requires_grad_() for part in delta_inputs(1, 2, 1, 2, 1)]
-    assert torch.autograd.gradgradcheck(scans.delta_scan, args)
+    assert torch.autograd.gradgradcheck(scans.delta_scan, args, fast_mode=True)

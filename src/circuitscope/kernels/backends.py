@@ -56,7 +56,7 @@ class Backend:
 
     def _import(self) -> tuple[Any, str]:
         """The function and "", or None and why it cannot be imported."""
-        function, reason = _import(self.function, self.package)
+        function, reason = _import(self.function)
         return function, reason and f"{self.package} {reason}"
 
 
@@ -85,12 +85,14 @@ def first_that_serves(backends: Sequence[Backend], tensor: Tensor, **sizes: Any)
 
 
 @cache
-def _import(path: str, package: str) -> tuple[Any, str]:
+def _import(path: str) -> tuple[Any, str]:
     module, _, name = path.rpartition(".")
+    top = module.partition(".")[0]
+    needed = "triton" if top == __name__.partition(".")[0] else top  # a kernel of our own is there if Triton is
     try:
         return getattr(import_module(module), name), ""
     except Exception as error:  # without a driver these packages fail to import in many ways
-        if isinstance(error, ModuleNotFoundError) and error.name in (module.partition(".")[0], package):
+        if isinstance(error, ModuleNotFoundError) and error.name == needed:
             return None, "is not installed"
         said = (str(error).splitlines() or [""])[0]
         return None, f"cannot be imported ({type(error).__name__}: {said})"
@@ -99,6 +101,12 @@ def _import(path: str, package: str) -> tuple[Any, str]:
 def only_deterministic() -> bool:
     """Whether only kernels that give the same bits each time may serve: torch would raise an error at any other."""
     return torch.get_deterministic_debug_mode() == 2
+
+
+def at_least_float32(first: Tensor, *others: Tensor | None) -> list[Tensor | None]:
+    """The tensors in the precision of the first, but in float32 if that is half precision: what kernels compute in."""
+    wide = torch.promote_types(first.dtype, torch.float32)
+    return [None if tensor is None else tensor.to(wide) for tensor in (first, *others)]
 
 
 def _name(dtype: torch.dtype) -> str:

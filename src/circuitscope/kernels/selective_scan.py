@@ -24,6 +24,7 @@ from circuitscope.kernels.backends import (
     TRITON_PHI,
     TRITON_PHI_PROFILE,
     TRITON_SCAN,
+    at_least_float32,
     first_that_serves,
 )
 from circuitscope.kernels.linear_scan import linear_scan
@@ -115,14 +116,8 @@ def selective_scan(
     if backend is MAMBA_SSM:
         return _scan_by_mamba_ssm(x, dt, A, B, C, D)
     kernel = _SelectiveScan.apply if backend is NUMBA else backend
-    y: Tensor = kernel(*widened(x, dt, A, B, C, D, initial))
+    y: Tensor = kernel(*at_least_float32(x, dt, A, B, C, D, initial))
     return y.to(x.dtype)
-
-
-def widened(first: Tensor, *others: Tensor | None) -> list[Tensor | None]:
-    """The tensors in the precision that the kernels compute in: that of the first, but at least float32."""
-    wide = torch.promote_types(first.dtype, torch.float32)
-    return [None if tensor is None else tensor.to(wide) for tensor in (first, *others)]
 
 
 def _scan_by_mamba_ssm(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> Tensor:
@@ -229,7 +224,7 @@ def selective_scan_phi(
     if backend is None:
         return selective_scan_phi_reference(dt, A, B, C, D)
     kernel = _SelectiveScanPhi.apply if backend is NUMBA else backend
-    phi: Tensor = kernel(*widened(dt, A, B, C, D))
+    phi: Tensor = kernel(*at_least_float32(dt, A, B, C, D))
     return phi.to(dt.dtype)
 
 
@@ -247,7 +242,7 @@ def selective_scan_phi_profile(
     batch, length, channels = dt.shape
     backend = first_that_serves((NUMBA, TRITON_PHI_PROFILE), dt, state=A.shape[1])
     if backend is TRITON_PHI_PROFILE:
-        means: Tensor = backend(*widened(dt, A, B, C, D))
+        means: Tensor = backend(*at_least_float32(dt, A, B, C, D))
         return means.to(dt.dtype)
     if backend is None:
         profile = dt.new_empty(batch, channels, length)

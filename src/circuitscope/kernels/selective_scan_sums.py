@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from circuitscope.kernels.backends import TRITON_PHI_MEAN, TRITON_PHI_ON_EDGES
-from circuitscope.kernels.selective_scan import selective_scan_phi, widened
+from circuitscope.kernels.backends import TRITON_PHI_MEAN, TRITON_PHI_ON_EDGES, at_least_float32
+from circuitscope.kernels.selective_scan import selective_scan_phi
 
 SLICE = 2_000_000  # entries of Φ that are built at once: 8 MB, which stay in a CPU's cache
 
@@ -27,7 +27,7 @@ def selective_scan_phi_mean(
 ) -> Float[Tensor, "batch dest src"]:
     """The mean of |Φ| over channels, or of Φ with its signs."""
     if TRITON_PHI_MEAN.serves(dt, state=A.shape[1]):
-        mean: Tensor = TRITON_PHI_MEAN(*widened(dt, A, B, C, D), absolute)
+        mean: Tensor = TRITON_PHI_MEAN(*at_least_float32(dt, A, B, C, D), absolute)
         return mean.to(dt.dtype)
     batch, length, channels = dt.shape
     total = dt.new_zeros(batch, length, length, dtype=torch.promote_types(dt.dtype, torch.float32))
@@ -56,7 +56,7 @@ def selective_scan_phi_on_edges(
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < size:
             raise ValueError(f"{name} must be in 0 to {size - 1}, got {int(index.min())} to {int(index.max())}")
     if TRITON_PHI_ON_EDGES.serves(dt, state=A.shape[1]):
-        entries, mass = TRITON_PHI_ON_EDGES(*widened(dt, A, B, C, D), sequence, dest, src)
+        entries, mass = TRITON_PHI_ON_EDGES(*at_least_float32(dt, A, B, C, D), sequence, dest, src)
         return entries.to(dt.dtype), mass.to(dt.dtype)
     entries, mass = dt.new_empty(len(src), channels), dt.new_empty(batch, channels, length)
     for part, phi in _slices(dt, A, B, C, D):

@@ -25,7 +25,7 @@ from numba import prange
 from torch import Tensor
 
 from circuitscope.devices import widened, widest
-from circuitscope.kernels.backends import NUMBA, TRITON_WKV, first_that_serves
+from circuitscope.kernels.backends import NUMBA, TRITON_WKV, at_least_float32, first_that_serves
 from circuitscope.kernels.linear_scan import linear_scan
 from circuitscope.kernels.numba_simd import (
     LANES,
@@ -179,9 +179,9 @@ def wkv(
     backend = first_that_serves((NUMBA, TRITON_WKV), k)
     if backend is None:
         return wkv_reference(w, u, k, v)
-    wide = torch.promote_types(k.dtype, torch.float32)
     kernel = _WKV.apply if backend is NUMBA else backend
-    y: Tensor = kernel(*(tensor.to(wide) for tensor in (w, u, k, v)))
+    keys, values, rates, bonus = at_least_float32(k, v, w, u)
+    y: Tensor = kernel(rates, bonus, keys, values)
     return y.to(k.dtype)
 
 
