@@ -73,10 +73,6 @@ class AttentionConfig(MixerConfig):
     def phi_in_passing(self) -> bool:
         return "v" not in self.conv_on
 
-    @property
-    def releases_lock(self) -> bool:
-        return not self.conv_on
-
 
 @register(AttentionConfig)
 class Attention(nn.Module):
