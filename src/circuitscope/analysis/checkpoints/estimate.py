@@ -10,7 +10,7 @@ from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs.run import Run
 
 _PART = 16  # of the sequences, one in so many is measured
-_WORTH = 5e8  # d_model · layers · sequences · length²: below this a checkpoint takes about a second or less
+_WORTH = 2_000_000  # d_model · layers · length²: below this a checkpoint takes about a second or less
 
 
 def seconds_per_checkpoint(
@@ -22,7 +22,7 @@ def seconds_per_checkpoint(
     """
     model, length = run.config.model, run.config.task.max_length
     few = max(2, data.sequences // _PART)
-    if model.d_model * model.n_layers * data.sequences * length**2 < _WORTH or few == data.sequences:
+    if model.d_model * model.n_layers * length**2 < _WORTH or few == data.sequences:
         return None
     part = data.fewer(few)
     loaded = run.empty_model()
