@@ -117,8 +117,10 @@ def _sums(reading: Reading, product: Product, others: Sequence[Product], edges: 
     """The sums of a matrix by its name; a factor with a kernel also gives those of a product that surrounds it."""
     factor = product.factors[0]
     if len(product.factors) > 1 or factor.on_edges is None:
+        shared = len(product.build(slice(0, 1))) == 1  # one matrix for all sequences takes the memory of one
+        size = max(1, int(SLICE_BYTES // (4 * reading.length**2))) if shared else None
         parts = []
-        for units, matrix in reading.slices(product):
+        for units, matrix in reading.slices(product, units=size):
             working(f"{product.name}, {product.unit} {units.start} of {product.size}")
             parts.append(edge_sums(matrix, edges))
         return {product.name: _added(parts)}
