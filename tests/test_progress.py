@@ -10,7 +10,7 @@ import circuitscope as cs
 from circuitscope import progress as module
 from circuitscope.analysis.checkpoints.runner import analyze
 from circuitscope.cli import main as program
-from circuitscope.progress import Bar, Lines, Silent, watching
+from circuitscope.progress import Bar, Lines, Silent, telling, watching, working
 from circuitscope.runs.run import Run
 from circuitscope.training.repeat import repeat
 from circuitscope.training.trainer import train
@@ -132,3 +132,22 @@ def test_a_run_whose_lines_cannot_be_written_trains_to_its_end(tmp_path):
 def test_silent_is_silent(tmp_path, capsys):
     train(tiny(), root=tmp_path, progress=Silent())
     assert capsys.readouterr() == ("", "")
+
+
+def test_lines_say_what_is_done_within_a_checkpoint_once_it_takes_long():
+    out = io.StringIO()
+    for seconds in (60.0, 0.0):
+        lines = Lines(out, seconds=seconds)
+        lines.start("scores", 3)
+        with telling(lines.doing):
+            working("step 4, ssm, channel 64 of 512")
+    working("nobody listens")
+    assert out.getvalue() == "scores: step 4, ssm, channel 64 of 512; 0 of 3 checkpoints\n"
+
+
+def test_a_bar_shows_what_is_done_within_a_checkpoint():
+    out = Terminal()
+    with Bar(out) as bar:
+        bar.start("scores", 3)
+        bar.doing("step 4, ssm")
+    assert "step 4, ssm" in plain(out.getvalue())

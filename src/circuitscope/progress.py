@@ -6,6 +6,9 @@ Training, repeating, analyzing and reporting all report their progress to an obj
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import IO, Any, Protocol, cast, runtime_checkable
 
 from circuitscope.errors import escaped
@@ -38,6 +41,9 @@ class Progress(Protocol):
     def advance(self, step: int, loss: float | None = None, saved: int | None = None) -> None:
         """Training has made `step` updates and saved this many checkpoints; or the checkpoint of `step` is analyzed."""
 
+    def doing(self, what: str) -> None:
+        """What is being done within a checkpoint, in a few words; it may come from several threads."""
+
     def evaluated(self, step: int, loss: float, metric: str, saved: int) -> None:
         """A model was evaluated on held-out examples; `metric` is the text in which the task shows its metric."""
 
@@ -58,6 +64,9 @@ class Silent:
         pass
 
     def advance(self, step: int, loss: float | None = None, saved: int | None = None) -> None:
+        pass
+
+    def doing(self, what: str) -> None:
         pass
 
     def evaluated(self, step: int, loss: float, metric: str, saved: int) -> None:
@@ -121,6 +130,10 @@ class Lines(_Counts):
             )
         else:
             self.say(f"{self.what}: step {step}, {self.done} of {self.total} checkpoints")
+
+    def doing(self, what: str) -> None:
+        if time.monotonic() - self.told >= self.seconds:
+            self.say(f"{self.what}: {what}; {self.done} of {self.total} checkpoints")
 
     def evaluated(self, step: int, loss: float, metric: str, saved: int) -> None:
         self.count(step)
@@ -188,11 +201,33 @@ class Bar(_Counts):
         speed = f"{self.rate:.1f} steps/s" if self.by_steps else ""
         self.bar.update(self.task, completed=self.done, speed=speed, saved=_checkpoints(saved).strip(), **told)
 
+    def doing(self, what: str) -> None:
+        self.bar.update(self.task, speed=what)
+
     def evaluated(self, step: int, loss: float, metric: str, saved: int) -> None:
         self.bar.update(self.task, metric=metric, saved=_checkpoints(saved).strip())
 
     def say(self, line: str) -> None:
         self.bar.console.print(escaped(line), markup=False, highlight=False)
+
+
+_told: ContextVar[Callable[[str], None] | None] = ContextVar("told", default=None)
+
+
+@contextmanager
+def telling(tell: Callable[[str], None]) -> Iterator[None]:
+    """Passes what `working` says on this thread to `tell`."""
+    before = _told.set(tell)
+    try:
+        yield
+    finally:
+        _told.reset(before)
+
+
+def working(what: str) -> None:
+    """Says what is being done just now, to whoever listens on this thread; long work calls it every now and then."""
+    if (tell := _told.get()) is not None:
+        tell(what)
 
 
 def _checkpoints(saved: int | None) -> str:

@@ -11,8 +11,8 @@ it x grows and changes its sign at every step (Cohen et al., Adaptive gradient m
 The threshold leaves out weight decay, which shifts it by a share of about η·decay, and clipping, which shortens steps.
 
 Products of the Hessian with a vector are central differences of gradients in float64. They cost two gradients, as a
-second backward pass does, and they are right for every mixer. A second backward pass is not: most kernels here can be
-differentiated only once, and torch.autograd.grad leaves out what such a kernel adds without raising an error.
+second backward pass does, and they are right for every mixer. A second backward pass is refused by most of them: their
+kernels can be differentiated only once.
 """
 
 import copy

@@ -40,7 +40,9 @@ class Analysis:
         refuses: gives the reason why a run cannot have this analysis, or "".
         depends_on: what the rows depend on besides the checkpoint and the sequences, such as the list of scores, in a
             form that JSON can hold. Rows that were made with another value are computed again.
-        at_once: how many checkpoints of a run are best read at the same time; `rows` then runs on several threads.
+        at_once: how many checkpoints of a run are best read at the same time on so many sequences; `rows` then runs on
+            several threads.
+        at_most: how many sequences it takes of a run if nobody asks for a number; None means as many as the others.
     """
 
     name: str
@@ -53,7 +55,8 @@ class Analysis:
     steps: Literal["all", "last"] = "all"
     refuses: "Callable[[Run], str]" = lambda run: ""
     depends_on: "Callable[[Run], Any]" = lambda run: None
-    at_once: "Callable[[Run], int]" = lambda run: 1
+    at_once: "Callable[[Run, int], int]" = lambda run, sequences: 1
+    at_most: "Callable[[Run], int | None]" = lambda run: None
 
     @property
     def table_columns(self) -> dict[str, str]:

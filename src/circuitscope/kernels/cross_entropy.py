@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from circuitscope.kernels.once import differentiable_once
+
 
 def linear_cross_entropy(
     x: Float[Tensor, "label d_model"],
@@ -43,7 +45,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         x, weight, p = ctx.saved_tensors

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from circuitscope.devices import widest
 from circuitscope.kernels.backends import FLA_DELTA, FLA_GATED_DELTA, TRITON_DELTA_STATES
+from circuitscope.kernels.once import differentiable_once
 from circuitscope.kernels.ssd import segment_decay, split_chunks
 
 
@@ -220,7 +221,7 @@ class _Chunk(torch.autograd.Function):
         return _heads_back(out, heads).to(dtype), None if S1 is None else S1.unflatten(0, (batch, heads))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, d_out: Tensor, d_state: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         system, QK, overlaps, beta, R, U, S0, seen, decay, e, w = ctx.saved_tensors
         dtype, wide, size, heads = QK.dtype, system.dtype, d_out.shape[1], d_out.shape[2]

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from circuitscope.kernels.once import differentiable_once
+
 BLOCK = 64
 
 
@@ -96,7 +98,7 @@ class _Based(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
         q, k, v, out, total = ctx.saved_tensors
         grad = grad / total

@@ -15,6 +15,7 @@ from numba import prange
 from torch import Tensor
 
 from circuitscope.kernels.numba_simd import LANES, kernel, load, pad_last, splat, store, task
+from circuitscope.kernels.once import differentiable_once
 from circuitscope.kernels.opaque import opaque
 
 DIRECT_TAPS = 512  # about where the FFT catches up: the loop grows with the square of the length
@@ -121,7 +122,7 @@ class _FFTConv(torch.autograd.Function):
         return y.transpose(1, 2)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
         spectrum_u, spectrum_k = ctx.saved_tensors
         length = grad.shape[1]
@@ -149,7 +150,7 @@ class _DirectConv(torch.autograd.Function):
         return y[..., :channels]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:  # type: ignore[override]
         u, taps = ctx.saved_tensors
         channels = grad.shape[-1]

@@ -13,7 +13,9 @@ import inspect
 import logging
 import operator
 import os
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from types import FunctionType
@@ -72,8 +74,8 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
     """Compile a function with a `numba.prange` over tasks and keep the machine code on disk.
 
     Each call uses as many threads as torch does, or NUMBA_NUM_THREADS if that is fewer; one, in a process that was
-    forked from one with threads (circuitscope.kernels.forks). The GIL is held meanwhile, so two Python threads never
-    launch at once.
+    forked from one with threads (circuitscope.kernels.forks). Python's lock is released meanwhile, so other Python
+    threads run, and may launch kernels of their own.
     """
     function = _as_written(function)
     compiled = _compiled(function, parallel=True)
@@ -96,7 +98,8 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
             _say_once_if_compiling(compiled)
         threads = torch.get_num_threads()
         numba.set_num_threads(max(1, min(threads, _settings.NUMBA_NUM_THREADS)))  # type: ignore[no-untyped-call]
-        compiled(*args)
+        with nullcontext() if _several_may_launch() else _one_launches:
+            compiled(*args)
         if torch.get_num_threads() != threads:  # Numba's first launch sets OpenMP's count, which is also torch's
             torch.set_num_threads(threads)
 
@@ -105,9 +108,9 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
 
 def _compiled(function: Any, parallel: bool) -> Any:
     try:
-        return numba.njit(parallel=parallel, cache=True, fastmath=FASTMATH)(function)
+        return numba.njit(parallel=parallel, nogil=True, cache=True, fastmath=FASTMATH)(function)
     except RuntimeError:  # no writable place for a cache
-        return numba.njit(parallel=parallel, fastmath=FASTMATH)(function)
+        return numba.njit(parallel=parallel, nogil=True, fastmath=FASTMATH)(function)
 
 
 def _renamed(function: Any, ending: str) -> Any:
@@ -132,6 +135,17 @@ def _prefer_openmp() -> None:
     chosen = "NUMBA_THREADING_LAYER" in os.environ or "NUMBA_THREADING_LAYER_PRIORITY" in os.environ
     if not chosen and _settings.THREADING_LAYER_PRIORITY == ["tbb", "omp", "workqueue"]:
         _settings.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+
+
+_one_launches = threading.Lock()
+
+
+def _several_may_launch() -> bool:
+    """Whether Numba's threading layer, which is chosen at the first launch, lets several threads launch at once."""
+    try:
+        return bool(numba.threading_layer() != "workqueue")  # type: ignore[no-untyped-call]
+    except ValueError:  # nothing was launched yet
+        return False
 
 
 _said_compiling = False

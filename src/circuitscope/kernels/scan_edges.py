@@ -60,7 +60,7 @@ def selective_scan_edge_sums(
 
 
 @task
-def _next_rows(b, e, first, dt, A2, B, C, D, one, decay, reach, weight, h, rows):  # type: ignore[no-untyped-def]
+def _next_rows(b, e, first, dt, A2, B, C, D, one, decay, enters, reach, weight, h, rows):  # type: ignore[no-untyped-def]
     """Rows first … first + 7 of Φ into `rows`; h[n, j] goes from the row before them to the last of them."""
     states = A2.shape[1]
     for n in range(0, states, LANES):
@@ -69,6 +69,7 @@ def _next_rows(b, e, first, dt, A2, B, C, D, one, decay, reach, weight, h, rows)
             factor = exp2(splat(dt[b, e, first + r]) * load(A2, (e, n)))
             product = product * factor
             store(decay, (r, n), factor)
+            store(enters, (r, n), load(B, (b, first + r, n)) * dt[b, e, first + r])
             store(weight, (r, n), product * load(C, (b, first + r, n)))
         store(reach, (n,), product)
     for j in range(0, first, LANES):
@@ -93,15 +94,36 @@ def _next_rows(b, e, first, dt, A2, B, C, D, one, decay, reach, weight, h, rows)
         store(rows, (5, j), t5)
         store(rows, (6, j), t6)
         store(rows, (7, j), t7)
-    for r in range(_ROWS):  # the columns of the block itself: each enters with its own row
-        store(rows, (r, first), load(one, (r, 0)) * D[e])
-    for n in range(states):
-        state = splat(0.0)
-        for r in range(_ROWS):
-            entering = dt[b, e, first + r] * B[b, first + r, n]
-            state = state * broadcast(decay, (r, n)) + load(one, (r, 0)) * entering
-            store(rows, (r, first), load(rows, (r, first)) + state * broadcast(C, (b, first + r, n)))
+    t0, t1, t2, t3 = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
+    t4, t5, t6, t7 = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
+    for n in range(states):  # the columns of the block itself: each enters with its own row
+        state = load(one, (0, 0)) * broadcast(enters, (0, n))
+        t0 = t0 + state * broadcast(C, (b, first, n))
+        state = state * broadcast(decay, (1, n)) + load(one, (1, 0)) * broadcast(enters, (1, n))
+        t1 = t1 + state * broadcast(C, (b, first + 1, n))
+        state = state * broadcast(decay, (2, n)) + load(one, (2, 0)) * broadcast(enters, (2, n))
+        t2 = t2 + state * broadcast(C, (b, first + 2, n))
+        state = state * broadcast(decay, (3, n)) + load(one, (3, 0)) * broadcast(enters, (3, n))
+        t3 = t3 + state * broadcast(C, (b, first + 3, n))
+        state = state * broadcast(decay, (4, n)) + load(one, (4, 0)) * broadcast(enters, (4, n))
+        t4 = t4 + state * broadcast(C, (b, first + 4, n))
+        state = state * broadcast(decay, (5, n)) + load(one, (5, 0)) * broadcast(enters, (5, n))
+        t5 = t5 + state * broadcast(C, (b, first + 5, n))
+        state = state * broadcast(decay, (6, n)) + load(one, (6, 0)) * broadcast(enters, (6, n))
+        t6 = t6 + state * broadcast(C, (b, first + 6, n))
+        state = state * broadcast(decay, (7, n)) + load(one, (7, 0)) * broadcast(enters, (7, n))
+        t7 = t7 + state * broadcast(C, (b, first + 7, n))
         store(h, (n, first), state)
+    store(rows, (0, first), t0)
+    store(rows, (1, first), t1)
+    store(rows, (2, first), t2)
+    store(rows, (3, first), t3)
+    store(rows, (4, first), t4)
+    store(rows, (5, first), t5)
+    store(rows, (6, first), t6)
+    store(rows, (7, first), t7)
+    for r in range(_ROWS):
+        rows[r, first + r] += D[e]
 
 
 @task
@@ -127,6 +149,7 @@ def _sum_rows(  # type: ignore[no-untyped-def]
     states, length = A2.shape[1], mass.shape[1]
     for b in prange(dt.shape[0]):
         decay = np.empty((_ROWS, states), np.float32)
+        enters = np.empty((_ROWS, states), np.float32)
         weight = np.empty((_ROWS, states), np.float32)
         reach = np.empty(states, np.float32)
         h = np.empty((states, padded), np.float32)
@@ -136,7 +159,7 @@ def _sum_rows(  # type: ignore[no-untyped-def]
         for e in range(channels):
             scaled[:] = 0.0
             for first in range(0, length, _ROWS):
-                _next_rows(b, e, first, dt, A2, B, C, D, one, decay, reach, weight, h, rows)
+                _next_rows(b, e, first, dt, A2, B, C, D, one, decay, enters, reach, weight, h, rows)
                 for i in range(first, min(first + _ROWS, length)):
                     add_row(b, e, i, rows, i - first, i + 1, start, src, of, signed, size, entries, mass)
                     if surrounded:

@@ -40,6 +40,7 @@ from circuitscope.kernels.numba_simd import (
     store,
     task,
 )
+from circuitscope.kernels.once import differentiable_once
 from circuitscope.kernels.opaque import opaque
 
 LOG2_E = 1.4426950408889634
@@ -289,7 +290,7 @@ class _SelectiveScan(torch.autograd.Function):
         return y[..., :channels]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         *arrays, saved = ctx.saved_tensors
         x, A = arrays[0], arrays[2]
@@ -456,7 +457,7 @@ class _SelectiveScanPhi(torch.autograd.Function):
         return phi
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         dt, A, B, C = ctx.saved_tensors
         batch, length, channels = dt.shape

@@ -40,6 +40,7 @@ from circuitscope.kernels.numba_simd import (
     task,
     vector,
 )
+from circuitscope.kernels.once import differentiable_once
 from circuitscope.kernels.opaque import opaque
 
 _LOG2_E = np.float32(1.4426950408889634)
@@ -197,7 +198,7 @@ class _WKV(torch.autograd.Function):
         return y[..., : k.shape[-1]]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # type: ignore[override]
         w, u, k, v = ctx.saved_tensors
         channels = grad.shape[-1]

@@ -70,10 +70,6 @@ class AttentionConfig(MixerConfig):
     def phi_in_passing(self) -> bool:
         return not self.conv_on
 
-    @property
-    def releases_lock(self) -> bool:
-        return not self.conv_on
-
 
 class _Read(NamedTuple):
     """What a projection reads, and, if that is a conv of x, the conv's matrix and what it gives before any SiLU."""

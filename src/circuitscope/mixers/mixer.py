@@ -45,11 +45,6 @@ class MixerConfig(Section):
         """
         return False
 
-    @property
-    def releases_lock(self) -> bool:
-        """Whether the mixer computes in torch, which lets other Python threads run; Numba's kernels do not."""
-        return False
-
 
 class RotaryConfig(MixerConfig):
     """The option of a mixer that is not blind to order and can still be given rope.

@@ -1,6 +1,7 @@
 """Every checkpoint into one table: reuse, interruption, damage, other settings."""
 
 import json
+import re
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis.checkpoints import runner
+from circuitscope.analysis.causal import affordable
+from circuitscope.analysis.checkpoints import estimate, runner
 from circuitscope.analysis.checkpoints.runner import analysis_results, analysis_table, analyze
 from circuitscope.analysis.registry import ANALYSES, analysis, run_analysis
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
@@ -322,3 +324,41 @@ def test_what_is_no_run_is_refused_in_one_line(given):
         analyze(given)
     with pytest.raises(UserError, match=r"^expected a run or its folder, such as runs/NAME, got"):
         analysis_table(given, "scores")
+
+
+def test_a_wide_model_gets_fewer_sequences_for_its_circuit_unless_somebody_asks_for_a_number(run, monkeypatch):
+    monkeypatch.setattr(affordable, "_ENTRIES", 20 * 16**2)
+    told = Listens()
+    table = analysis_table(run, "circuit", progress=told)
+    assert set(table.n) == {20}
+    assert [line for line in told.lines if line.startswith("circuit: on 20 of the 256 sequences")]
+    told = Listens()
+    assert set(analysis_table(run, "circuit", sequences=32, progress=told).n) == {32}
+    assert not [line for line in told.lines if "because" in line]
+
+
+def test_an_ordinary_model_gets_all_sequences_for_its_circuit(run):
+    told = Listens()
+    assert set(analysis_table(run, "circuit", progress=told).n) == {256}
+    assert told.lines == []
+
+
+def test_long_work_says_before_how_long_it_may_take(run, monkeypatch):
+    monkeypatch.setattr(estimate, "_WORTH", 1)
+    told = Listens()
+    analyze(run, progress=told)
+    said = [line for line in told.lines if re.fullmatch(r"scores: about \d+ s for a checkpoint, \d+ s in all", line)]
+    assert len(said) == 1
+    told = Listens()
+    analyze(run, progress=told)  # all rows are on disk
+    assert not [line for line in told.lines if "about" in line]
+
+
+def test_what_is_done_within_a_checkpoint_is_told(run):
+    class Watches(Listens):
+        def doing(self, what: str) -> None:
+            self.lines.append(what)
+
+    told = Watches()
+    analysis_table(run, "circuit", progress=told)
+    assert [line for line in told.lines if re.fullmatch(r"step 12, sequence 0 of 256 with blocks\.\d\S+ edited", line)]

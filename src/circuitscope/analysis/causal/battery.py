@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
+from circuitscope.analysis.causal.affordable import affordable
 from circuitscope.analysis.causal.interventions import Effect, ablate, knock_out
 from circuitscope.analysis.causal.patching import interchange
 from circuitscope.analysis.reading.hooked import on_device_of
@@ -36,6 +37,7 @@ _STRONGEST = 0.1
     COLUMNS,
     means={"unit": "what the value measures: accuracy lost, or the effect in 0..1"},
     steps="last",
+    at_most=lambda run: affordable(run.config),
 )
 def causal_of(model: HookedModel, data: HeldOut) -> Iterator[Row]:
     """`causal_rows` on held-out sequences."""

@@ -18,15 +18,17 @@ from typing import Literal
 import pandas as pd
 import torch
 
-from circuitscope.analysis.causal.interventions import Effect, knock_out
+from circuitscope.analysis.causal.affordable import affordable
+from circuitscope.analysis.causal.interventions import Before, Effect, knock_out
 from circuitscope.analysis.measured import measured
 from circuitscope.analysis.reading.gradients import without_gradients
-from circuitscope.analysis.reading.opened import matrices, opened
+from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.registry import Row, analysis
 from circuitscope.analysis.scores.edges import OFFSET, named_edges
 from circuitscope.analysis.scores.head_weights import compositions
 from circuitscope.analysis.scores.held_out import HeldOut
-from circuitscope.analysis.scores.weight_on_edges import summarize, weightings_of, weights_on
+from circuitscope.analysis.scores.of_layers import EdgeSets, layer_weights
+from circuitscope.analysis.scores.weight_on_edges import summarize, weightings_of
 from circuitscope.arguments import explained
 from circuitscope.devices import on_cpu
 from circuitscope.errors import UserError
@@ -227,6 +229,7 @@ def _ahead(model: HookedModel, batch: Batch) -> str:
     },
     steps="last",
     refuses=_no_circuit,
+    at_most=lambda run: affordable(run.config),
 )
 def circuit_of_model(model: HookedModel, data: HeldOut) -> Iterator[Row]:
     """`circuit_rows` on held-out sequences."""
@@ -303,11 +306,12 @@ def find_circuit(model: HookedModel, batch: Batch) -> Circuit:
     if ahead := _ahead(model, batch):
         raise UserError(ahead)
     tried: list[Part] = []
+    before: Before = {}
     best: dict[Step, Part | None] = {}
     for step, edges in steps.items():
         best[step] = None
         for offset in _OFFSETS if edges in OFFSET else (0,):
-            here = list(_parts(model, batch, step, f"{edges}+{offset}" if offset else edges))
+            here = list(_parts(model, batch, step, f"{edges}+{offset}" if offset else edges, before))
             tried += here
             used = [p for p in here if p.used]
             if used:
@@ -344,7 +348,7 @@ def _rank(part: Part) -> float:
 
 
 @without_gradients
-def _parts(model: HookedModel, batch: Batch, step: Step, name: str) -> Iterator[Part]:
+def _parts(model: HookedModel, batch: Batch, step: Step, name: str, before: Before) -> Iterator[Part]:
     """Tries one step at every place: each layer as a whole, and then its heads if the layer's knockout costs enough."""
     edges = named_edges(name, batch.layout)
     if not len(edges.src):
@@ -352,35 +356,29 @@ def _parts(model: HookedModel, batch: Batch, step: Step, name: str) -> Iterator[
     weights: dict[tuple[int, str], list[tuple[float, float]]] = {}
     whole: dict[tuple[int, str], tuple[float, float]] = {}
     found: dict[tuple[int, str], Product] = {}
-    on_edges: list[tuple[bool, tuple[int, str], torch.Tensor]] = []  # whether of the whole layer, where, the weights
-    total: torch.Tensor | None = None
-    for layer, product, units, matrix in matrices(model, batch.tokens):
+    on_edges: list[tuple[tuple[int, str], torch.Tensor, torch.Tensor]] = []  # where, weights of units, of the layer
+    for layer, product, by_unit, of_layer in layer_weights(opened(model).walk(batch.tokens), EdgeSets((edges,))):
         if not product.hook:  # without a knockout of its own nothing is proved
             continue
-        key = (layer, product.name)
-        found[key], kind = product, weightings_of(product)[0]
-        there = edges.to(matrix.device)
-        on_edges.append((False, key, weights_on([there], matrix, [kind])[edges.name, kind]))
-        part = matrix.abs().sum(dim=1, keepdim=True)
-        total = part if units.start == 0 or total is None else total + part
-        if units.stop == product.size:
-            on_edges.append((True, key, weights_on([there], total, ["abs"])[edges.name, "abs"]))
-    for (of_all, key, _), per_sequence in zip(on_edges, on_cpu([part for *_, part in on_edges]), strict=True):
-        value, stderr, _ = summarize(per_sequence)
-        if of_all:
-            whole[key] = (value.item(), stderr.item())
-        else:
-            weights.setdefault(key, []).extend(zip(value.tolist(), stderr.tolist(), strict=True))
+        key, of_units = (layer, product.name), by_unit[edges.name, weightings_of(product)[0]]
+        found[key] = product
+        on_edges.append((key, of_units, of_layer.get(edges.name, of_units)))
+    here = on_cpu([part for _, *parts in on_edges for part in parts])
+    for (key, *_), per_unit, per_layer in zip(on_edges, here[::2], here[1::2], strict=True):
+        value, stderr, _ = summarize(per_unit)
+        weights[key] = list(zip(value.tolist(), stderr.tolist(), strict=True))
+        value, stderr, _ = summarize(per_layer)
+        whole[key] = (value.item(), stderr.item())
     for (layer, name_of), product in found.items():
         of_units = weights[layer, name_of]
         top = max(range(len(of_units)), key=lambda h: of_units[h][0])
         strongest, heads = (top, of_units[top][0]), product.core and product.unit == "head"
         place = (layer, 0 if heads and len(of_units) == 1 else None, name_of, product.core)
-        effect = knock_out(model, batch, edges, layer=layer, factor=name_of)
+        effect = knock_out(model, batch, edges, layer=layer, factor=name_of, before=before)
         yield Part(step, name, *place, *whole[layer, name_of], strongest, effect)
         if heads and len(of_units) > 1 and effect.share >= ENOUGH:
             for head, weight in enumerate(of_units):
-                effect = knock_out(model, batch, edges, layer=layer, heads=[head])
+                effect = knock_out(model, batch, edges, layer=layer, heads=[head], before=before)
                 yield Part(step, name, layer, head, name_of, True, *weight, strongest, effect)
 
 

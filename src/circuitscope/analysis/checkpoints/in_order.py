@@ -1,7 +1,7 @@
 """Rows of many checkpoints in order of step, read one after the other or several at once.
 
-A model of attention alone spends its time in torch, which releases Python's lock: reading one checkpoint on each
-thread is faster than reading one on all threads. Numba's kernels hold the lock and use all threads themselves.
+Torch and the kernels release Python's lock while they compute, so reading one checkpoint on each thread is faster than
+reading one on all threads: what only Python does for one of them runs beside what is computed for another.
 """
 
 from collections import deque
@@ -10,16 +10,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TypeVar
 
+import psutil
 import torch
 
 from circuitscope.analysis.registry import Row
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.progress import telling
 from circuitscope.runs.damage import DamagedFile
 from circuitscope.runs.run import Run
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+_ACTIVATIONS = 32  # floats per token and channel of the stream that one layer and what is read of it hold at a time
 _MOST = 8  # about an eighth of the work on a checkpoint is Python's own, which only one thread can do at a time
 
 
@@ -36,9 +39,17 @@ def load_weights(model: HookedLM, run: Run, step: int) -> None:
 
 
 def rows_in_order(
-    run: Run, steps: Sequence[int], rows_of: Callable[[HookedLM], Iterable[Row]], at_once: int = 1
+    run: Run,
+    steps: Sequence[int],
+    rows_of: Callable[[HookedLM], Iterable[Row]],
+    at_once: int = 1,
+    tell: Callable[[str], None] = lambda what: None,
 ) -> Generator[tuple[int, list[Row] | LeftOut], None, None]:
-    """Rows of each checkpoint, or why it is left out; memory grows with `at_once`, not with the number of steps."""
+    """Rows of each checkpoint, or why it is left out; memory grows with `at_once`, not with the number of steps.
+
+    Args:
+        tell: is told, in a few words, what is being done.
+    """
     models: SimpleQueue[HookedLM] = SimpleQueue()
     at_once = min(at_once, len(steps))
     for _ in range(at_once):
@@ -48,7 +59,8 @@ def rows_in_order(
         model = models.get()
         try:
             load_weights(model, run, step)
-            return step, list(rows_of(model))
+            with telling(lambda what: tell(f"step {step}, {what}")):
+                return step, list(rows_of(model))
         except LeftOut as error:
             return step, error
         finally:
@@ -57,10 +69,14 @@ def rows_in_order(
     yield from in_order(read, steps, at_once) if at_once > 1 else map(read, steps)
 
 
-def readable_at_once(model: ModelConfig) -> int:
-    """How many checkpoints of a model are best read at once: one per thread of torch (up to _MOST), or one alone."""
-    torch_alone = all(mixer.releases_lock for mixer in model.mixers)
-    return min(torch.get_num_threads(), _MOST) if torch_alone else 1
+def readable_at_once(model: ModelConfig, tokens: int) -> int:
+    """How many checkpoints are best read at once: one per thread of torch, up to _MOST, and as memory allows.
+
+    Args:
+        tokens: how many tokens a model is run on.
+    """
+    one = 4 * tokens * model.d_model * _ACTIVATIONS
+    return max(1, min(torch.get_num_threads(), _MOST, int(psutil.virtual_memory().available // (2 * one))))
 
 
 def in_order(work: Callable[[Item], Result], items: Iterable[Item], at_once: int) -> Iterator[Result]:

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 
 from circuitscope.analysis.causal.circuit import Circuit, circuit_of
+from circuitscope.analysis.checkpoints.estimate import seconds_per_checkpoint
 from circuitscope.analysis.checkpoints.in_order import LeftOut, load_weights, rows_in_order
 from circuitscope.analysis.checkpoints.results import Results
 from circuitscope.analysis.checkpoints.steps import ChosenSteps, choose_steps
@@ -160,6 +161,7 @@ def over_checkpoints(
     progress: Progress | None = None,
     at_once: int = 1,
     depends_on: Any = None,
+    estimate: Callable[[int], float | None] = lambda step: None,
 ) -> tuple[pd.DataFrame, list[int]]:
     """Rows of every chosen checkpoint, and the steps that could be read, also where a step gave no rows.
 
@@ -168,6 +170,8 @@ def over_checkpoints(
     Args:
         at_once: how many checkpoints are read at the same time; above 1, `rows_of` is called from several threads.
         depends_on: what the rows depend on besides the checkpoint and the sequences.
+        estimate: gives from the first step that is missing how many seconds a checkpoint may take; None if that is not
+            worth saying.
     """
     progress = progress or Silent()
     keep_freed_memory()
@@ -180,8 +184,11 @@ def over_checkpoints(
         missing = [s for s in chosen if s not in table.steps]
         if done := len(chosen) - len(missing):
             progress.say(f"{kind}: {done} of {len(chosen)} checkpoints were analyzed before")
+        if missing and (seconds := estimate(missing[0])) is not None:
+            turns = -(-len(missing) // max(1, at_once))
+            progress.say(f"{kind}: about {seconds:.0f} s for a checkpoint, {seconds * turns:.0f} s in all")
         progress.start(kind, len(missing))
-        with closing(rows_in_order(run, missing, rows_of, at_once)) as found:
+        with closing(rows_in_order(run, missing, rows_of, at_once, progress.doing)) as found:
             for step, rows in found:
                 if isinstance(rows, LeftOut):
                     progress.say(f"warning: {rows}")
@@ -209,8 +216,14 @@ def kept_tables(run: Run, kind: str, columns: dict[str, str]) -> dict[str, pd.Da
 def _checkpoint_table(
     run: Run, wanted: Analysis, steps: ChosenSteps, sequences: int, progress: Progress | None
 ) -> tuple[pd.DataFrame, list[int]]:
-    data, rows_of = held_out(run, sequences), wanted.rows
+    rows_of, most = wanted.rows, wanted.at_most(run) if sequences == SEQUENCES else None
     assert rows_of is not None
+    data = held_out(run, sequences if most is None else min(sequences, most))
+    if progress is not None and data.sequences < sequences:
+        progress.say(
+            f"{wanted.name}: on {data.sequences} of the {sequences} sequences, because the matrices of this model are"
+            f" large; a number of --sequences other than {SEQUENCES} is taken as it is"
+        )
     return over_checkpoints(
         run,
         wanted.name,
@@ -219,8 +232,9 @@ def _checkpoint_table(
         steps,
         sequences,
         progress,
-        at_once=wanted.at_once(run),
+        at_once=wanted.at_once(run, sequences),
         depends_on=wanted.depends_on(run),
+        estimate=lambda step: seconds_per_checkpoint(run, step, rows_of, data),
     )
 
 

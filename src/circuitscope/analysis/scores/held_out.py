@@ -20,7 +20,7 @@ class HeldOut:
     """
 
     def __init__(self, task: Task, *, longest: int, sequences: int = 256, seed: int = 0):
-        self.task, self.sequences = task, sequences
+        self.task, self.sequences, self._longest, self._seed = task, sequences, longest, seed
         self.own = task.batch(0, split="test", size=sequences, seed=seed)
         self.repeats: Batch | None = None
         if "period" in task.features:
@@ -29,6 +29,10 @@ class HeldOut:
             repeats = Induction.fitting(min(longest, _LONGEST), task.needs()["vocab_size"])
             self.repeats = repeats.batch(0, split="test", size=sequences, seed=seed)
         self._edges: dict[tuple[str, ...], EdgeSets | None] = {}
+
+    def fewer(self, sequences: int) -> "HeldOut":
+        """Such sequences, but not so many."""
+        return HeldOut(self.task, longest=self._longest, sequences=sequences, seed=self._seed)
 
     def edges(self, names: Sequence[str], on: str) -> EdgeSets | None:
         """The edges of the named scores that are measured on "own" or on "repeats"; None if there are none."""

@@ -19,6 +19,7 @@ from circuitscope.analysis.scores.edges import Edges
 from circuitscope.analysis.scores.weight_on_edges import PerSequence, Weighting, weights_on
 from circuitscope.kernels.edge_sums import EdgeList, EdgeSums, Surroundings, edge_sums
 from circuitscope.mixers.reading import SLICE_BYTES, Factor, Product, Reading, slices_of
+from circuitscope.progress import working
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,17 @@ def _sums(reading: Reading, product: Product, others: Sequence[Product], edges: 
     """The sums of a matrix by its name; a factor with a kernel also gives those of a product that surrounds it."""
     factor = product.factors[0]
     if len(product.factors) > 1 or factor.on_edges is None:
-        return {product.name: _added([edge_sums(matrix, edges) for _, matrix in reading.slices(product)])}
+        shared = len(product.build(slice(0, 1))) == 1  # one matrix for all sequences takes the memory of one
+        size = max(1, int(SLICE_BYTES // (4 * reading.length**2))) if shared else None
+        parts = []
+        for units, matrix in reading.slices(product, units=size):
+            working(f"{product.name}, {product.unit} {units.start} of {product.size}")
+            parts.append(edge_sums(matrix, edges))
+        return {product.name: _added(parts)}
     around = next((other for other in others if _surrounds(other, factor)), None)
     bare, whole = [], []
     for units in slices_of(factor.size, max(1, int(SLICE_BYTES // (4 * reading.batch * reading.length)))):
+        working(f"{product.name}, {product.unit} {units.start} of {product.size}")
         given = None if around is None else _surroundings(reading, around, factor, units)
         of_factor, of_product = factor.on_edges(units, edges, given)
         bare.append(of_factor)

@@ -47,7 +47,7 @@ COLUMNS = {
         "weighting": "raw: shares as they are; abs: |Φ| over its row sum; signed: Φ over the row sum of |Φ|",
     },
     depends_on=lambda run: sorted(check_scores(None, run.config.task)),
-    at_once=lambda run: readable_at_once(run.config.model),
+    at_once=lambda run, sequences: readable_at_once(run.config.model, sequences * run.config.task.max_length),
 )
 def every_score(model: HookedModel, data: HeldOut) -> Iterator[Row]:
     """Rows of all scores that the task can have."""
