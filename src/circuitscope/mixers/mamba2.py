@@ -164,9 +164,7 @@ class Mamba2(nn.Module):
         (pre, B, C), convs = [out for out, _ in convolved], [matrix for _, matrix in convolved]
         pre = self.hook_conv(pre)
         groups = self.config.n_groups
-        B, C = (
-            rearrange(F.silu(u), "batch pos (group state) -> batch pos group state", group=groups) for u in (B, C)
-        )
+        B, C = (rearrange(F.silu(u), "batch pos (group state) -> batch pos group state", group=groups) for u in (B, C))
         dt = self.hook_dt(F.softplus(dt + self.dt_bias))
         B, C = self.hook_B(B), self.hook_C(C)
         if self.config.rotary:
