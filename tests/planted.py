@@ -121,7 +121,7 @@ def planted_conv_attention(vocab: int = VOCAB) -> cs.HookedLM:
 
 
 def planted_conv_q_induction(vocab: int = VOCAB, length: int = LENGTH) -> cs.HookedLM:
-    """The induction circuit in two layers of attention, one head each; the shift of the first is the conv on its queries.
+    """The induction circuit in two layers of attention; the shift of the first is the conv on its queries.
 
     The query of position i in layer 0 is position i − 1 by the conv, and a position's key is itself. A query that is
     empty reads its own position, because later positions score a little higher.

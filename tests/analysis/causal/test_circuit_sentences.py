@@ -55,7 +55,7 @@ def test_a_head_whose_shift_is_the_conv_on_its_queries_is_named_and_so_is_the_co
     (needed,) = [line for line in found.sentences() if "is needed for it too" in line]
     assert needed.startswith("L0 conv_q is needed for it too: removing the same edges there costs")
     tried = {(p.step, p.place): p.effect.share for p in found.tried}
-    assert tried["binding", "L0 conv_q"] > 0.9
+    assert tried["binding", "L0 conv_q"] > 0.8
     assert max(abs(tried["binding", "L1 conv_q"]), abs(tried["recall", "L1 conv_q"])) < 0.05
 
 

@@ -332,7 +332,7 @@ def circuit_of(rows: pd.DataFrame) -> Circuit:
 
 @explained
 def find_circuit(model: HookedModel, batch: Batch) -> Circuit:
-    """Tries both steps in every layer and every matrix with a hook of its own, at the value and up to 3 positions after.
+    """Tries both steps in every matrix with a hook of its own, at the value and up to 3 positions after it.
 
     Positions after the value are tried only where no place carries the step at the value itself, and not on repeated
     blocks, where they are values too.
