@@ -120,6 +120,40 @@ def planted_conv_attention(vocab: int = VOCAB) -> cs.HookedLM:
     return model.eval()
 
 
+def planted_conv_q_induction(vocab: int = VOCAB, length: int = LENGTH) -> cs.HookedLM:
+    """The induction circuit in two layers of attention; the shift of the first is the conv on its queries.
+
+    The query of position i in layer 0 is position i − 1 by the conv, and a position's key is itself. A query that is
+    empty reads its own position, because later positions score a little higher.
+    """
+    width = 3 * vocab + length
+    token, place, previous, answer = _parts(vocab, length, vocab, vocab)
+    model = cs.model(
+        "attention_conv_q", n_layers=2, n_heads=1, d_model=width, vocab_size=vocab, max_length=length, tied=False,
+        state_mixer="none", positions="learned", norm_eps=1e-12,
+    )  # fmt: skip
+    _clear(model)
+    model.embed.weight[:, token] = torch.eye(vocab)
+    model.pos_embed[:, place] = torch.eye(length)
+    model.unembed.weight[:, answer] = torch.eye(vocab)
+    for block, ones in zip(model.layers, (2, 3), strict=True):
+        _undo_norm(block.ln1, ones, width)
+    model.ln_final.weight.fill_(1)
+    model.layers[0].mixer.conv_q.weight[:, 0, -2] = 1
+    model.layers[1].mixer.conv_q.weight[:, 0, -1] = 1
+    binding, recall = _Heads(model.layers[0].mixer), _Heads(model.layers[1].mixer)
+    binding.query(0, place, torch.eye(length), SHARP)
+    binding.key(0, place, torch.eye(length))
+    for i in range(length):
+        binding.never(0, place.start + i, -i * SHARP / 4)
+    binding.move(0, token, previous)
+    recall.query(0, token, torch.eye(vocab), SHARP)
+    recall.key(0, previous, torch.eye(vocab))
+    recall.never(0, place.start, 2 * SHARP)  # position 0 has no previous token, it reads itself
+    recall.move(0, token, answer)
+    return model.eval()
+
+
 def planted_rwkv(vocab: int = VOCAB) -> cs.HookedLM:
     """One RWKV block that recalls: the shift before its values brings the key to the value.
 

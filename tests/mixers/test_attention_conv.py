@@ -146,8 +146,8 @@ def test_hooks_of_absent_convs_are_absent():
     assert not hasattr(mixer("qk"), "hook_conv")
     assert not hasattr(mixer("qk"), "hook_phi_conv")
     assert not hasattr(mixer("v"), "hook_conv_k")
-    assert not any(point.on_demand for point in contract.hook_points(mixer("qk")).values())
-    assert [n for n, point in contract.hook_points(mixer("v")).items() if point.on_demand] == ["hook_phi_conv"]
+    for convs, hooks in {"qk": ["hook_phi_conv_q", "hook_phi_conv_k"], "v": ["hook_phi_conv"], "": []}.items():
+        assert [n for n, point in contract.hook_points(mixer(convs)).items() if point.on_demand] == hooks
 
 
 def test_an_edit_at_the_conv_of_the_keys_reaches_the_keys():

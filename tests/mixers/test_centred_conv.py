@@ -44,9 +44,8 @@ def test_a_position_reads_half_the_width_ahead_and_no_further(conv_on, width):
 
 def test_the_pattern_stays_causal_and_the_conv_of_the_values_is_not():
     built, x = mixer("qkv"), contract.stream(LENGTH, D_MODEL, dtype=torch.float64)
-    pattern, conv = (product for product in built.reading(x).products().values())
-    assert pattern.causal
-    assert not conv.causal
+    causal = {name: product.causal for name, product in built.reading(x).products().items()}
+    assert causal == {"pattern": True, "conv": False, "conv_q": False, "conv_k": False, "matched": False}
     ahead = contract.seen_at(built, x, "hook_phi_conv").triu(1)
     assert (ahead.diagonal(1, -2, -1) != 0).all()
     assert (ahead.triu(3) == 0).all()

@@ -49,14 +49,14 @@ def test_states_map_keys_to_values(config):
 
 def test_the_factors_compose(config):
     mixer, x = build(config, torch.float64), contract.stream(11, D_MODEL, dtype=torch.float64)
-    contract.check_composed(mixer, x, mixer.in_proj(x).split(mixer.sizes, dim=-1)[1])
+    contract.check_composed(mixer, x, mixer.in_proj(x).split(mixer.sizes, dim=-1)[0].split(mixer.convolved, dim=-1)[2])
 
 
 def test_the_mixer_is_its_definition(config):
     """Conv by torch's conv1d, the recurrence step by step, norm before gate; 1e-12 in float64."""
     mixer, x = build(config, torch.float64), contract.stream(12, D_MODEL, dtype=torch.float64)
-    qk, v, b, *rest = mixer.in_proj(x).split(mixer.sizes, dim=-1)
-    qkv = torch.cat([qk, v], -1).mT
+    qkv, b, *rest = mixer.in_proj(x).split(mixer.sizes, dim=-1)
+    qkv = qkv.mT
     width = config.conv_width
     qkv = F.silu(F.conv1d(F.pad(qkv, (width - 1, 0)), mixer.conv.weight, groups=qkv.shape[1]).mT)
     keys = mixer.n_heads * mixer.d_key

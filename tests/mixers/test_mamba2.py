@@ -74,7 +74,8 @@ def test_factors_compose_to_what_enters_the_norm(variant):
     mixer, x = build(variant, torch.float64), stream(11, 16, 2, torch.float64)
     with torch.no_grad():
         mixer.conv.bias.zero_()
-    gate, u, *_ = mixer.in_proj(x).split(mixer.sizes, -1)
+    gate, read, _ = mixer.in_proj(x).split(mixer.sizes, -1)
+    u = read.split(mixer.convolved, -1)[0]
     check_composed(mixer, x, u)
     out, seen = run(mixer, x)
     gated = seen["z"].flatten(2) * F.silu(gate)

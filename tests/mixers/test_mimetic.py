@@ -71,8 +71,7 @@ def test_all_else_starts_as_in_the_native_start(both):
     assert changed in (of_mamba, of_mamba2)
     mixer = both[1].layers[0].mixer
     if changed == of_mamba2:
-        sizes = mixer.sizes
-        rows = slice(0, sizes[0] + sizes[1] + sizes[2] // 2)
+        rows = slice(0, mixer.sizes[0] + sum(mixer.convolved[:2]))
         assert torch.equal(mixer.in_proj.weight[rows], both[0].layers[0].mixer.in_proj.weight[rows])
         assert torch.equal(F.softplus(mixer.dt_bias), torch.ones_like(mixer.dt_bias))
 

@@ -168,10 +168,11 @@ FACTORS = {
     "based": ["linear_attention"],
     "mamba": ["gate", "ssm", "silu", "conv", "composed"],
     "s6": ["ssm"],
-    "h3": ["q", "ssm", "k", "phi"],
-    "hyena": ["x2", "filter", "x1", "conv", "phi", "composed"],
-    "rwkv": ["receptance", "wkv", "shift", "phi"],
-    "deltanet": ["delta", "silu", "conv", "composed"],
+    "h3": ["q", "ssm", "k", "phi", "shift_k"],
+    "hyena": ["x2", "filter", "x1", "conv", "phi", "composed", "conv_x1", "conv_x2"],
+    "rwkv": ["receptance", "wkv", "shift", "phi", "shift_k", "shift_r"],
+    "deltanet": ["delta", "silu", "conv", "composed", "conv_q", "conv_k"],
+    "attention_conv_k": ["pattern", "conv_k", "matched"],
 }
 
 

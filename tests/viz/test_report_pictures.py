@@ -185,7 +185,7 @@ def test_a_matrix_is_what_its_layer_says_it_is(mixer, unit, of, shares, entries,
 def test_the_edges_of_an_example_are_those_of_the_scores(data):
     examples = ShownExamples.of(data, 3)
     told = shown.examples(examples, ("recall+1",))
-    assert set(told[0]["edges"]) == {"binding", "recall", "value", "previous_token", "recall+1"}
+    assert set(told[0]["edges"]) == {"binding", "recall", "value", "match", "previous_token", "recall+1"}
     assert set(told[-1]["edges"]) == {"induction", "duplicate"}
     for row, example in enumerate(told[:3]):
         for name, flat in example["edges"].items():

@@ -133,9 +133,7 @@ class DeltaNet(nn.Module):
             check_rotates(self.d_key, "d_key")
             self.hook_rot_q, self.hook_rot_k = (hook("batch pos head d_key") for _ in "qk")
         self.hook_beta = hook("batch pos head")
-        self.hook_phi_conv_q, self.hook_phi_conv_k = (
-            hook("batch key_channel dest src", on_demand=True) for _ in "qk"
-        )
+        self.hook_phi_conv_q, self.hook_phi_conv_k = (hook("batch key_channel dest src", on_demand=True) for _ in "qk")
         self.hook_phi_conv = hook("batch channel dest src", on_demand=True)
         self.hook_conv = hook("batch pos channel")
         self.hook_v, self.hook_z = (hook("batch pos head d_head") for _ in "vz")

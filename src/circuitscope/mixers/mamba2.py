@@ -48,8 +48,8 @@ class Mamba2(nn.Module):
     The gate comes before the norm. The gate is a factor, diag(SiLU(gate)); the norm is not linear and
     belongs to Out. `hook_conv` and `hook_phi_conv` cover the channels of the values. The convs of B and C, which Φ is
     made with, are at `hook_phi_conv_B` and `hook_phi_conv_C`; what they give, after SiLU, is at `hook_B` and `hook_C`.
-    `hook_dt` is Δ, after its softplus. The norm is over all channels, even with more than one group. With rope, B and C are rotated
-    after `hook_B` and `hook_C`; `hook_rot_B` and `hook_rot_C` hold what the SSD reads.
+    `hook_dt` is Δ, after its softplus. The norm is over all channels, even with more than one group. With rope, B and C
+    are rotated after `hook_B` and `hook_C`; `hook_rot_B` and `hook_rot_C` hold what the SSD reads.
     """
 
     def __init__(self, config: Mamba2Config, d_model: int, positions: str):
@@ -164,9 +164,7 @@ class Mamba2(nn.Module):
         (pre, B, C), convs = [out for out, _ in convolved], [matrix for _, matrix in convolved]
         pre = self.hook_conv(pre)
         groups = self.config.n_groups
-        B, C = (
-            rearrange(F.silu(u), "batch pos (group state) -> batch pos group state", group=groups) for u in (B, C)
-        )
+        B, C = (rearrange(F.silu(u), "batch pos (group state) -> batch pos group state", group=groups) for u in (B, C))
         dt = self.hook_dt(F.softplus(dt + self.dt_bias))
         B, C = self.hook_B(B), self.hook_C(C)
         if self.config.rotary:

@@ -51,7 +51,7 @@ def key_parts(
     gate: Stream | None,
     rope: bool,
 ) -> dict[int, Heads]:
-    """By lag, what each token adds to the key that is so many positions after it: W_K (gate ⊙ conv_{j,j−lag} ⊙ x_{j−lag}).
+    """By lag, what each token adds to the key so many positions after it: W_K (gate_j ⊙ conv_{j,j−lag} ⊙ x_{j−lag}).
 
     Args:
         conv: builds the matrices of the conv for slices of its channels; only entries at these lags count.

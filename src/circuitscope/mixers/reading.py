@@ -210,20 +210,20 @@ class Reading:
     Args:
         shape: the shape [batch, pos, …] of that input.
         factors: the factors from left to right, the outermost first; none if there is no Φ (`no_phi` says why).
-        beside: matrices that are read and cut by themselves and multiply nothing: the convs and shifts of what Φ is
-            made from (queries and keys, B and C), and what Φ says about tokens through such a conv.
         no_composed: why the factors cannot all be multiplied; "" if they can.
         transition: the transition of the recurrent state, or a sentence that says why there is none.
         state: the recurrent state that can be read and edited, if there is one.
+        beside: matrices that are read and cut by themselves and multiply nothing: the convs and shifts of what Φ is
+            made from (queries and keys, B and C), and what Φ says about tokens through such a conv.
     """
 
     shape: Sequence[int]
     factors: tuple[Factor, ...] = ()
-    beside: tuple[Factor, ...] = ()
     transition: GatedTransition | DeltaTransition | str = "the layer says nothing of a transition"
     state: State | None = None
     no_phi: str = ""
     no_composed: str = ""
+    beside: tuple[Factor, ...] = ()
     _made: dict[str, Product] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:

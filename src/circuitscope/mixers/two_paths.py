@@ -77,7 +77,7 @@ def short_convolve_parts(
     sizes: Sequence[int],
     weight: Float[Tensor, "channel tap"],
     bias: Float[Tensor, " channel"] | None,
-) -> list[tuple[Channels, Build]]:
+) -> list[tuple[Float[Tensor, "batch pos _channel"], Build]]:
     """One causal short conv over the channels of several parts of a mixer, such as q, k and v, each with its own hook.
 
     Gives for each part what `convolve` gives. Unless something listens to one of the hooks, one kernel does all parts.
@@ -88,7 +88,9 @@ def short_convolve_parts(
         parts = zip(points, u.split(list(sizes), dim=-1), weights, biases, strict=True)
         return [short_convolve(*part) for part in parts]
     done = short_conv(u, weight, bias).split(list(sizes), dim=-1)
-    return [(out, lambda part, w=w: short_conv_phi(w[part], length)[None]) for out, w in zip(done, weights, strict=True)]
+    return [
+        (out, lambda part, w=w: short_conv_phi(w[part], length)[None]) for out, w in zip(done, weights, strict=True)
+    ]
 
 
 def short_convolve(

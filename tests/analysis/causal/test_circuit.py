@@ -17,6 +17,11 @@ pytestmark = pytest.mark.slow
 BATCH = planted_task().batch(0, split="test", size=64)
 
 
+def convs(*names):
+    """Places that are no Φ."""
+    return {(f"L0 {name}", False) for name in names}
+
+
 @pytest.fixture(scope="module")
 def induction():
     return find_circuit(planted_induction(), BATCH)
@@ -111,11 +116,14 @@ def test_rows_bring_the_circuit_back(induction):
 @pytest.mark.parametrize(
     ("name", "options", "places"),
     [
-        ("deltanet", {}, {("L0H0", True), ("L0 conv", False)}),
-        ("deltanet", {"n_heads": 2}, {("L0 delta", True), ("L0 conv", False)}),
+        ("deltanet", {}, {("L0H0", True), *convs("conv", "conv_q", "conv_k")}),
+        ("deltanet", {"n_heads": 2}, {("L0 delta", True), *convs("conv", "conv_q", "conv_k")}),
+        ("attention_conv_qkv", {}, {("L0H0", True), *convs("conv", "conv_q", "conv_k")}),
+        ("hyena", {}, {("L0 phi", True), *convs("conv", "conv_x1", "conv_x2")}),
+        ("h3", {}, {("L0 phi", True), *convs("shift_k")}),
         ("based", {}, {("L0H0", True)}),
-        ("mamba2", {"headdim": 16, "d_state": 8}, {("L0 ssd", True), ("L0 conv", False)}),
-        ("rwkv", {}, {("L0 phi", True), ("L0 shift", False)}),
+        ("mamba2", {"headdim": 16, "d_state": 8}, {("L0 ssd", True), *convs("conv", "conv_B", "conv_C")}),
+        ("rwkv", {}, {("L0 phi", True), *convs("shift", "shift_k", "shift_r")}),
     ],
 )
 def test_what_can_be_cut_is_tried_and_a_lone_head_is_called_so(name, options, places):

@@ -5,7 +5,13 @@ import pytest
 from circuitscope.analysis.causal.circuit import Circuit, Part, find_circuit
 from circuitscope.analysis.causal.interventions import Effect
 from circuitscope.viz.words.circuit import circuit_lines
-from planted import planted_conv_attention, planted_conv_mamba, planted_rwkv, planted_task
+from planted import (
+    planted_conv_attention,
+    planted_conv_mamba,
+    planted_conv_q_induction,
+    planted_rwkv,
+    planted_task,
+)
 
 BATCH = planted_task().batch(0, split="test", size=32)
 
@@ -26,6 +32,12 @@ BATCH = planted_task().batch(0, split="test", size=32)
             "L0 phi",
             "by the shift, not by phi: removing the edges of phi to the key costs at most 0.0",
         ),
+        (
+            planted_conv_attention,
+            "L0 conv_k",
+            "L0H0",
+            "by the conv_k, not by pattern: removing the edges of pattern to the key costs at most 0.0",
+        ),
     ],
 )
 def test_what_brings_the_key_to_the_value_is_named_beside_the_mixers_own_matrix(plant, binding, recall, says):
@@ -36,13 +48,32 @@ def test_what_brings_the_key_to_the_value_is_named_beside_the_mixers_own_matrix(
     assert not any("scan" in line for line in found.sentences())
 
 
-def test_a_conv_on_the_keys_is_inside_the_pattern_and_nothing_is_said_of_a_scan():
-    found = find_circuit(planted_conv_attention(), BATCH)
-    assert (found.binding, found.recall.place) == (None, "L0H0")
-    assert found.recall.effect.share > 0.9
-    nothing, recall = found.sentences()
-    assert nothing.startswith("no place found where binding is done")
-    assert recall.startswith("L0H0 moves 1.00 of its weight at a query to the bound value")
+@pytest.mark.slow
+def test_a_head_whose_shift_is_the_conv_on_its_queries_is_named_and_so_is_the_conv():
+    found = find_circuit(planted_conv_q_induction(), BATCH)
+    assert (found.binding.place, found.recall.place) == ("L0H0", "L1H0")
+    (needed,) = [line for line in found.sentences() if "is needed for it too" in line]
+    assert needed.startswith("L0 conv_q is needed for it too: removing the same edges there costs")
+    tried = {(p.step, p.place): p.effect.share for p in found.tried}
+    assert tried["binding", "L0 conv_q"] > 0.8
+    assert max(abs(tried["binding", "L1 conv_q"]), abs(tried["recall", "L1 conv_q"])) < 0.05
+
+
+def test_where_nothing_is_found_the_sentences_say_what_was_tried_and_what_was_not():
+    effect = Effect(before=1.0, after=0.95, lost=0.05, stderr=0.01, n=256)
+    tried = [
+        Part(step, f"{step}{after}", 0, None, factor, False, 0.3, 0.01, (0, 0.3), effect)
+        for step in ("binding", "recall")
+        for factor in ("conv_k", "conv_q")
+        for after in ("", "+1")
+    ]
+    found = Circuit(tried, None, None, None, 0.25, untried=("L0 matched (it cannot be cut by itself)",))
+    nothing, account, *_ = found.sentences()
+    assert nothing.startswith("no place found where binding is done: removing its edges costs at most 0.05")
+    assert account == (
+        "tried one at a time: L0 conv_k, L0 conv_q, at the value and up to 1 positions after it;"
+        " not tried: several places at once, L0 matched (it cannot be cut by itself)"
+    )
 
 
 def circuit(accuracy):

@@ -1,9 +1,10 @@
 """The recall circuit of a model, found by its scores and proved by knockouts.
 
 Recall needs two steps: somewhere a value meets its key (binding), and a query reads from there
-(recall). In two layers of attention the value itself reads the key, and the query reads the value. A short
-conv may bring both to a position after the value, where a scan may read them. So both steps are tried
-at the value and at the positions after it.
+(recall). In two layers of attention the value itself reads the key, and the query reads the value. In one layer a short
+conv or a shift may bring the key to the value, on whatever Φ is made from: keys, B, or the values themselves. It may
+also bring both to a position after the value, where Φ reads them (carry). So both steps are tried in every matrix that
+can be cut by itself, at the value and at the positions after it.
 
 On repeated blocks every token is the value of the one before it, and the key of the next: binding is the edge to the
 position before (a previous-token head), and recall the edge to the token after an earlier occurrence (an induction
@@ -11,7 +12,7 @@ head).
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,14 +39,16 @@ from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs.run import Run
 from circuitscope.tasks import Batch, Layout, any_value, check_batch
 
-Step = Literal["binding", "recall"]
+Step = Literal["binding", "carry", "recall"]
 ENOUGH = 0.5  # share of the accuracy that a knockout must cost for a part to count as used
 _OFFSETS = (0, 1, 2, 3)
+_BETWEEN = "\n"  # the reasons in the column `untried`
 _NEEDS = (
     "a circuit needs a task with keys, values and queries, such as mqar, or with repeated blocks, such as induction"
 )
 _DOES = {
     "binding": "at {place}a context value to the key",
+    "carry": "at {place}a context value to that value",
     "recall": "at a query to {place}the bound value",
     "previous_token": "to the position before",
     "induction": "at a repeated token to the token after its earlier occurrences",
@@ -78,6 +81,11 @@ class Part:
         return self.effect.share >= ENOUGH and self.effect.lost > 3 * self.effect.stderr
 
     @property
+    def offset(self) -> int:
+        """How many positions after the value the step is done."""
+        return int(self.edges.partition("+")[2] or 0)
+
+    @property
     def place(self) -> str:
         """L1H0, L0 conv, L0 ssm."""
         if self.head is not None:
@@ -86,8 +94,7 @@ class Part:
 
     def sentence(self, since: float | None = None) -> str:
         """What the part does, since which step (if that is known), and the evidence for it."""
-        after = int(self.edges.partition("+")[2] or 0)
-        place = {0: "", 1: "the position after "}.get(after, f"{after} positions after ")
+        place = {0: "", 1: "the position after "}.get(self.offset, f"{self.offset} positions after ")
         where = _DOES[self.edges.partition("+")[0]].format(place=place)
         does = f"{self.place} moves {self.weight:.2f} of its weight {where}"
         e = self.effect
@@ -107,6 +114,8 @@ class Circuit:
     recall: Part | None
     composition: float | None  # of the two heads through the keys, above that of random weights; attention only
     chance: float  # accuracy of answering with any value of the context, or with any token of the repeated block
+    carry: Part | None = None  # what brings the value to where recall reads it, where that is after the value
+    untried: tuple[str, ...] = ()  # the matrices and layers in which nothing was cut, each with the reason
 
     @property
     def solved(self) -> bool:
@@ -149,28 +158,56 @@ class Circuit:
                 f"no place found where {step} is done: removing its edges costs at most"
                 f" {best.effect.lost:.2f} of {best.effect.before:.2f} accuracy ({best.place}, {best.edges})"
             )
+            lines.append(self._account(tried))
         if self.found:
             lines += self._together()
         return lines
 
+    def _other_places(self) -> list[str]:
+        """Matrices of the same layer, other than the chosen one, in which removing the binding edges costs as much."""
+        chosen = self.binding
+        assert chosen is not None
+        return [
+            f"{p.place} is needed for it too: removing the same edges there costs {p.effect.share:.2f} of the accuracy"
+            for p in self.tried
+            if (p.step, p.edges, p.layer) == (chosen.step, chosen.edges, chosen.layer)
+            and p.used
+            and not p.core
+            and p is not chosen
+        ]
+
+    def _account(self, tried: list[Part]) -> str:
+        """What was tried for a step that was not found, and what was not."""
+        places = ", ".join(dict.fromkeys(p.place for p in tried))
+        furthest = max(p.offset for p in tried)
+        where = f", at the value and up to {furthest} positions after it" if furthest else ""
+        return f"tried one at a time: {places}{where}; not tried: several places at once" + "".join(
+            f", {one}" for one in self.untried
+        )
+
     def _together(self) -> list[str]:
         assert self.binding is not None
+        lines = self._other_places()
+        if self.carry is not None:
+            lines.append(self.carry.sentence())
         if self.composition is not None:
             return [
+                *lines,
                 f"the second reads the first through its keys: K-composition {self.composition:+.2f}"
-                " above that of random weights"
+                " above that of random weights",
             ]
         if self.binding.core:
-            return []
+            return lines
         shift = self.binding.factor
         others = [p for p in self.tried if p.step == "binding" and p.core and p.layer == self.binding.layer]
         if not others:
-            return []
+            return lines
         name, most = others[0].factor, max(p.effect.share for p in others)
         borne = f"by the {shift} and by {name}" if any(p.used for p in others) else f"by the {shift}, not by {name}"
         return [
+            *lines,
             f"the key gets there {borne}: removing the edges of {name} to the key costs at most"
-            f" {most:.2f} of the accuracy"
+            f" {most:.2f} of the accuracy",
         ]
 
 
@@ -193,6 +230,7 @@ COLUMNS = {
     "chosen": "bool",
     "composition": "float64",
     "chance": "float64",
+    "untried": "string",
 }
 
 
@@ -209,10 +247,10 @@ def _no_circuit(run: Run) -> str:
 def _ahead(model: HookedModel, batch: Batch) -> str:
     """Why there is no circuit to look for in a model with a matrix that reads later positions; "" in any other."""
     for layer, reading in opened(model).walk(batch.tokens[:1]):
-        for product in reading.products().values():
-            if not product.causal:
+        for factor in reading.factors:  # not those beside: a key may hold what follows it, values stay where they are
+            if not factor.causal:
                 return (
-                    f"a recall circuit is looked for at the values and after them, and {product.name} of layer {layer}"
+                    f"a recall circuit is looked for at the values and after them, and {factor.name} of layer {layer}"
                     " also brings a value to positions before it; use scores and knockouts of single edges"
                 )
     return ""
@@ -223,9 +261,10 @@ def _ahead(model: HookedModel, batch: Batch) -> str:
     "The parts of the recall circuit, each with the knockout that proves it.",
     COLUMNS,
     means={
-        "part": "binding or recall",
+        "part": "binding, recall, or carry, which brings a value to where recall reads it",
         "core": "whether the matrix is Φ itself",
         "chosen": "whether this place is part of the circuit",
+        "untried": "the matrices and layers in which nothing was cut, and why; the same in every row",
     },
     steps="last",
     refuses=_no_circuit,
@@ -256,9 +295,10 @@ def circuit_rows(model: HookedModel, batch: Batch) -> Iterator[Row]:
             "lost": part.effect.lost,
             "lost_stderr": part.effect.stderr,
             "n": part.effect.n,
-            "chosen": part in found.parts,
+            "chosen": part in (*found.parts, found.carry),
             "composition": float("nan") if found.composition is None else found.composition,
             "chance": found.chance,
+            "untried": _BETWEEN.join(found.untried),
         }
 
 
@@ -289,12 +329,14 @@ def circuit_of(rows: pd.DataFrame) -> Circuit:
         chosen.get("recall"),
         None if math.isnan(composition) else composition,
         chance,
+        chosen.get("carry"),
+        tuple(rows["untried"].iloc[0].split(_BETWEEN)) if len(rows) and rows["untried"].iloc[0] else (),
     )
 
 
 @explained
 def find_circuit(model: HookedModel, batch: Batch) -> Circuit:
-    """Tries both steps in every layer and factor, at the value and up to 3 positions after it.
+    """Tries both steps in every matrix with a hook of its own, at the value and up to 3 positions after it.
 
     Positions after the value are tried only where no place carries the step at the value itself, and not on repeated
     blocks, where they are values too.
@@ -307,22 +349,23 @@ def find_circuit(model: HookedModel, batch: Batch) -> Circuit:
         raise UserError(ahead)
     tried: list[Part] = []
     before: Before = {}
-    best: dict[Step, Part | None] = {}
-    for step, edges in steps.items():
-        best[step] = None
-        for offset in _OFFSETS if edges in OFFSET else (0,):
+
+    def best(step: Step, edges: str, offsets: Sequence[int]) -> Part | None:
+        for offset in offsets:
             here = list(_parts(model, batch, step, f"{edges}+{offset}" if offset else edges, before))
-            tried += here
-            used = [p for p in here if p.used]
-            if used:
-                best[step] = max(used, key=_rank)
-                break
-    binding, recall = best["binding"], best["recall"]
-    return Circuit(tried, binding, recall, _composition(model, binding, recall), _chance(batch))
+            tried.extend(here)
+            if used := [p for p in here if p.used]:
+                return max(used, key=_rank)
+        return None
+
+    binding, recall = (best(step, edges, _OFFSETS if edges in OFFSET else (0,)) for step, edges in steps.items())
+    carry = best("carry", "carry", [recall.offset]) if recall is not None and recall.offset else None
+    composition, untried = _composition(model, binding, recall), tuple(_untried(model, batch))
+    return Circuit(tried, binding, recall, composition, _chance(batch), carry, untried)
 
 
 def _edges_of_steps(layout: Layout) -> dict[Step, str]:
-    """The edges that each step needs on sequences with this layout; empty if it has neither pairs nor blocks."""
+    """The edges of binding, then of recall, on sequences with this layout; none if it has neither pairs nor blocks."""
     if layout.key_pos is not None:
         return {"binding": "binding", "recall": "recall"}
     return {"binding": "previous_token", "recall": "induction"} if layout.period is not None else {}
@@ -345,6 +388,17 @@ def _answer(part: Part) -> str:
 def _rank(part: Part) -> float:
     """What a knockout costs; a head that costs more than nine tenths of what its layer costs ranks above the layer."""
     return part.effect.lost if part.head is None else part.effect.lost / 0.9
+
+
+@without_gradients
+def _untried(model: HookedModel, batch: Batch) -> Iterator[str]:
+    """What `_parts` passes over: layers without Φ, and matrices that cannot be cut and are in nothing that can be."""
+    for layer, reading in opened(model).walk(batch.tokens[:1]):
+        if reading.no_phi:
+            yield f"L{layer} ({reading.no_phi})"
+        for factor in (*reading.factors, *reading.beside):
+            if not (factor.hook or factor.core or factor.diagonal):
+                yield f"L{layer} {factor.name} (it cannot be cut by itself)"
 
 
 @without_gradients

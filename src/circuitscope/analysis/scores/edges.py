@@ -100,6 +100,19 @@ def value(layout: Layout, offset: int = 0) -> Edges:
     return _between(layout, "value", every_query, every_value, src_offset=offset)
 
 
+@edge_score("match", "at a query, on the key it asks for", needs="pairs", shown=("table",))
+def match(layout: Layout) -> Edges:
+    """Every query ← the context key that it asks for.
+
+    A query whose keys go through a conv attends to the value, and the token it matched there is the key: the matrix
+    `matched` of such a layer says so.
+    """
+    _, query_pos = _pairs(layout, "match")
+    assert layout.key_pos is not None
+    assert layout.query_pair is not None
+    return _between(layout, "match", query_pos, layout.key_pos.gather(1, layout.query_pair))
+
+
 @edge_score("previous_token", "on the position before", shown=("table", "timeline", "figure"))
 def previous_token(layout: Layout) -> Edges:
     """i ← i − 1, for i ≥ 1."""
