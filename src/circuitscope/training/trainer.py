@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from circuitscope.config import RunConfig
+from circuitscope.config.rate import learning_rate
 from circuitscope.errors import RunFailed, Stopped
 from circuitscope.memory import ran_out
 from circuitscope.models.hooked_lm import HookedLM
@@ -41,7 +42,7 @@ from circuitscope.training.optimizer import (
 )
 from circuitscope.training.ranks import Alone, RankLost, join, told
 from circuitscope.training.record import Record
-from circuitscope.training.schedule import learning_rate, saves_checkpoint, saves_resume_point
+from circuitscope.training.schedule import saves_checkpoint, saves_resume_point
 from circuitscope.training.trackers import Trackers
 
 
