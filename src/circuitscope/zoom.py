@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from circuitscope.analysis.phases.detection import Transition, Transitions, transitions
-from circuitscope.analysis.phases.timeline import curves_of
+from circuitscope.analysis.phases.detection import Transition
+from circuitscope.analysis.phases.timeline import loss_transitions
+from circuitscope.analysis.phases.verdict import largest_fall
 from circuitscope.errors import UserError, shown
 from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
@@ -71,8 +72,8 @@ def zoom_in(
         raise UserError(f"expected at least 1 step between checkpoints, got {shown(every)}")
     bump = None
     if first is None or last is None:
-        falls = _loss_transitions(run)
-        bump = _largest_fall(falls)
+        falls = loss_transitions(run)
+        bump = largest_fall(falls)
         if bump is None:
             why = "" if falls.judged else f" ({falls.note})"
             raise UserError(
@@ -86,17 +87,3 @@ def zoom_in(
         every = next((r for r in _ROUND if (last - first) / r <= _CHECKPOINTS), _ROUND[-1])
     first = first - first % every
     return Zoom(bump, first, last, every, repeat(run, first, last, every, progress))
-
-
-def loss_bump(run: Run) -> Transition | None:
-    """The largest downward step of a run's validation loss, if there is one."""
-    return _largest_fall(_loss_transitions(run))
-
-
-def _loss_transitions(run: Run) -> Transitions:
-    loss = curves_of(run)["loss"]
-    return transitions(loss.steps, loss.values, repeats=loss.repeats)
-
-
-def _largest_fall(found: Transitions) -> Transition | None:
-    return min((t for t in found if t.size < 0), key=lambda t: t.size, default=None)

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
+from circuitscope.config.rate import learning_rate
 from circuitscope.runs.damage import RecordWarning
 from circuitscope.runs.metrics import MetricsLog, read_metrics
 from circuitscope.runs.run import Run
 from circuitscope.training.optimizer import parameter_groups
-from circuitscope.training.schedule import learning_rate
 from circuitscope.training.trainer import resume, train
 from tiny_run import Crash, CrashAt, rows, tiny
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from circuitscope.config.rate import learning_rate
 from circuitscope.config.train import TrainConfig
 from circuitscope.runs.checkpoints import spread
-from circuitscope.training.schedule import learning_rate, saves_checkpoint, saves_resume_point
+from circuitscope.training.schedule import saves_checkpoint, saves_resume_point
 
 
 def rates(**options):

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from circuitscope.config import RunConfig
+from circuitscope.config.rate import learning_rate
 from circuitscope.errors import RunFailed
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs import checkpoints
 from circuitscope.runs.metrics import read_metrics
 from circuitscope.runs.run import Run
-from circuitscope.training.schedule import learning_rate
 from circuitscope.training.trainer import Diverged, resume, train
 from tiny_run import Listens, rows, same_bits, same_run, saved, tiny
 

@@ -8,7 +8,6 @@ import typer
 
 if TYPE_CHECKING:
     from circuitscope.runs.run import Run
-    from circuitscope.viz.dynamics import Bump
     from circuitscope.viz.step_axis import StepAxis
     from circuitscope.viz.style import Sheet
 
@@ -51,12 +50,13 @@ def dynamics(
 
     A dotted line shows the level of answering with any value of the context.
     """
+    from circuitscope.analysis.phases.timeline import loss_bump
     from circuitscope.viz.dynamics import dynamics as draw
 
     axis = _axis(log_steps, first, last)
     chosen = _begin(runs, out)
     tables = _tables(chosen, "scores", steps, sequences, needed=False) if scores else None
-    figure = draw(chosen, scores=tables, bump=[_bump(run) for run in chosen], together=together, axis=axis)
+    figure = draw(chosen, scores=tables, bump=[loss_bump(run) for run in chosen], together=together, axis=axis)
     _end(figure, chosen, out, "dynamics", data)
 
 
@@ -79,7 +79,7 @@ def scores(
 
     axis = _axis(log_steps, first, last)
     chosen = None if names is None else listed.names("--scores", names)
-    _draw_analysis("scores", runs, out, data, steps, sequences, names=chosen, axis=axis)
+    _draw_analysis("scores", runs, out, data, steps, sequences, bumps=True, names=chosen, axis=axis)
 
 
 @app.command()
@@ -100,7 +100,7 @@ def decay(
 
     axis = _axis(log_steps, first, last)
     wanted = None if layers is None else numbers("--layers", layers)
-    _draw_analysis("decay", runs, out, data, steps, sequences, factor=factor, layers=wanted, axis=axis)
+    _draw_analysis("decay", runs, out, data, steps, sequences, bumps=True, factor=factor, layers=wanted, axis=axis)
 
 
 @app.command()
@@ -130,6 +130,7 @@ def probes(
     """What a linear probe reads, with its control and chance: by hook and over steps; of several runs a panel each."""
     import pandas as pd
 
+    from circuitscope.analysis.phases.timeline import loss_bump
     from circuitscope.analysis.probes import Definition, probe
     from circuitscope.progress import watching
     from circuitscope.viz.probes import probes as draw
@@ -141,7 +142,7 @@ def probes(
     with watching() as progress:
         tables = by_label(chosen, [probe(run, definition, steps=steps, progress=progress) for run in chosen])
     frame = pd.concat([table.assign(run=label) for label, table in tables.items()], ignore_index=True)
-    bumps = by_label(chosen, [_bump(run) for run in chosen])
+    bumps = by_label(chosen, [loss_bump(run) for run in chosen])
     _end(draw(frame, bump=bumps, axis=axis), chosen, out, f"probe-{definition.name}", data)
 
 
@@ -243,9 +244,11 @@ def _draw_analysis(
     data: bool,
     steps: str | None,
     sequences: int,
+    bumps: bool = False,
     **options: Any,
 ) -> None:
-    """Computes an analysis of the runs, unless that was done before, and draws its figure."""
+    """Computes an analysis of the runs, unless that was done before, and draws its figure, if asked with loss bumps."""
+    from circuitscope.analysis.phases.timeline import loss_bump
     from circuitscope.analysis.registry import ANALYSES
     from circuitscope.errors import UserError, unknown
     from circuitscope.viz.registry import FIGURES, by_label
@@ -256,6 +259,8 @@ def _draw_analysis(
         raise unknown("figure of an analysis", name, FIGURES)
     chosen = _begin(runs, out)
     tables = _tables(chosen, name, steps, sequences)
+    if bumps:
+        options["bump"] = by_label(chosen, [loss_bump(run) for run in chosen])
     _end(FIGURES[name](by_label(chosen, tables), **options), chosen, out, name, data)
 
 
@@ -273,18 +278,3 @@ def _tables(runs: "Sequence[Run]", name: str, steps: str | None, sequences: int,
                 continue
             tables.append(analysis_table(run, name, steps=steps, sequences=sequences, progress=progress))
     return tables
-
-
-def _bump(run: "Run") -> "Bump | None":
-    """The first and last step of the largest fall of the validation loss, if one stands out."""
-    from circuitscope.analysis.phases.detection import transitions
-    from circuitscope.analysis.phases.timeline import curves_of
-    from circuitscope.errors import UserError
-
-    try:
-        loss = curves_of(run)["loss"]
-    except UserError:  # too few evaluations to say
-        return None
-    falls = [t for t in transitions(loss.steps, loss.values, repeats=loss.repeats) if t.size < 0]
-    drop = max(falls, key=lambda t: -t.size, default=None)
-    return None if drop is None else (drop.onset, drop.end)

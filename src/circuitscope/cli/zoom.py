@@ -19,7 +19,7 @@ def zoom(
     ] = None,
     sequences: Annotated[int, typer.Option(help="Held-out sequences that each number is averaged over.", min=2)] = 256,
 ) -> None:
-    """Find the loss bump, repeat that stretch of the run saving every few steps, and analyze it.
+    """Find the loss bump, repeat that stretch of the run saving every few steps, and analyze all checkpoints.
 
     Training starts again from the nearest resume point and makes the same updates; wherever the run had
     saved a checkpoint, the weights are compared bit by bit. New checkpoints join the run's own.
@@ -36,4 +36,4 @@ def zoom(
     found = zoom_in(chosen, first=first, last=last, every=every, progress=watching())
     for line in found.sentences():
         print(escaped(line))
-    analyze([chosen.path], induction=True, steps=f"{found.first}:{found.last}", sequences=sequences)
+    analyze([chosen.path], induction=True, sequences=sequences)

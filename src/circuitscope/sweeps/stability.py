@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from circuitscope.analysis.curvature import adam_scale, sharpness, stability_threshold
+from circuitscope.config.rate import learning_rate
 from circuitscope.runs.run import Run
 from circuitscope.training.optimizer import lr_factors
-from circuitscope.training.schedule import learning_rate
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,6 @@
-"""Pure functions of the step: the learning rate, and whether a checkpoint or a resume point is saved."""
-
-import math
+"""Pure functions of the step: whether a checkpoint or a resume point is saved."""
 
 from circuitscope.config.train import TrainConfig
-
-
-def learning_rate(step: int, config: TrainConfig) -> float:
-    """The rate of the update from step to step + 1: linear warmup, then constant, linear to 0, or cosine to 0.
-
-    What falls does so every `schedule_every` steps, counted from the end of the warmup.
-    """
-    warmup = math.ceil(config.warmup * config.steps) if config.warmup_steps is None else config.warmup_steps
-    if step < warmup:
-        return config.lr * (step + 1) / warmup
-    since = (step - warmup) // config.schedule_every * config.schedule_every
-    progress = since / max(1, config.steps - warmup)
-    if config.schedule == "linear":
-        return config.lr * (1 - progress)
-    if config.schedule == "cosine":
-        return config.lr * 0.5 * (1 + math.cos(math.pi * progress))
-    return config.lr
 
 
 def saves_checkpoint(step: int, config: TrainConfig) -> bool:

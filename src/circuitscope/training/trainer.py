@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from circuitscope.config import RunConfig
+from circuitscope.config.rate import learning_rate
 from circuitscope.devices import on_cpu
 from circuitscope.errors import Diverged, RunFailed, Stopped
 from circuitscope.memory import out_of_memory_in_words, ran_out
@@ -43,7 +44,7 @@ from circuitscope.training.optimizer import (
 )
 from circuitscope.training.ranks import Alone, RankLost, join, told
 from circuitscope.training.record import Record
-from circuitscope.training.schedule import learning_rate, saves_checkpoint, saves_resume_point
+from circuitscope.training.schedule import saves_checkpoint, saves_resume_point
 from circuitscope.training.trackers import Trackers
 
 

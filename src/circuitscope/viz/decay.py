@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.viz.labels import legend_below, line_entry, shade_entry
 from circuitscope.viz.registry import figure as figure_of
-from circuitscope.viz.step_axis import StepAxis
+from circuitscope.viz.step_axis import Bumps, StepAxis, mark_bumps
 from circuitscope.viz.style import GREY, Sheet, look, pens, plain, written
 
 CURVES = 8  # profiles per panel
@@ -32,6 +32,7 @@ def decay(
     *,
     factor: str = "phi",
     layers: Sequence[int] | None = None,
+    bump: Bumps = None,
     axis: StepAxis = _EVERY_STEP,
 ) -> Sheet:
     """A panel for every run and layer: m(δ) at steps over training. Then one for every layer: the rate κ of the runs.
@@ -44,6 +45,7 @@ def decay(
         frames: by name of the run, the table `analysis.analysis_table(run, "decay")` gives.
         factor: "phi", or "phi_without_D" where the mixer has that term.
         layers: by default all.
+        bump: first and last step of the loss bump; of several runs by the name of the run.
         axis: which steps are drawn, and whether on a log scale.
     """
     if not frames:
@@ -97,7 +99,7 @@ def decay(
             axes.set(xlabel=axis.label, ylabel="" if i % side_by_side else "κ")
             plain(axes)
         axis.apply(rates)
-        entries: list[Any] = []
+        entries: list[Any] = mark_bumps(rates, bump, {name: colour for name, (colour, _) in own.items()})
         if len(own) > 1:
             entries += [line_entry(name, colour, ls=style) for name, (colour, style) in own.items()]
         if any(line.get_linestyle() == "--" for axes in panels for line in axes.lines):

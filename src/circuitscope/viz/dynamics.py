@@ -16,10 +16,9 @@ from circuitscope.models.naming import model_name
 from circuitscope.runs.run import Run
 from circuitscope.viz.labels import legend_below, line_entry, name_levels, names_beside, shade_entry
 from circuitscope.viz.seeds import Band, Group, groups_of
-from circuitscope.viz.step_axis import StepAxis
+from circuitscope.viz.step_axis import Bump, StepAxis
 from circuitscope.viz.style import COLOURS, GREY, Sheet, look, pens, plain, save, written
 
-Bump = tuple[float, float]
 _THIN: Any = {"lw": 0.8, "alpha": 0.45}  # training loss
 _EVERY_STEP = StepAxis()
 

@@ -9,19 +9,16 @@ from matplotlib.axes import Axes
 from circuitscope.errors import UserError
 from circuitscope.tasks import Role
 from circuitscope.viz.labels import legend_below, line_entry, name_levels, shade_entry
-from circuitscope.viz.step_axis import StepAxis
+from circuitscope.viz.step_axis import Bump, Bumps, StepAxis
 from circuitscope.viz.style import COLOURS, GREY, STYLES, Sheet, look, plain, written
 
-Bump = tuple[float, float]
 _COLUMNS = ["run", "step", "layer", "hook", "role", "accuracy", "low", "high", "control", "selectivity", "chance"]
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _PALE: Any = {"lw": 0.9, "alpha": 0.45, "ms": 2.5}  # the control
 _EVERY_STEP = StepAxis()
 
 
-def probes(
-    frame: pd.DataFrame, *, bump: Bump | Mapping[str, Bump | None] | None = None, axis: StepAxis = _EVERY_STEP
-) -> Sheet:
+def probes(frame: pd.DataFrame, *, bump: Bumps = None, axis: StepAxis = _EVERY_STEP) -> Sheet:
     """Accuracy with its 95% interval, the accuracy of the control pale beside it, chance as a dotted line.
 
     Of one run: by hook at the last checkpoint on the left, over steps on the right, selectivity below. Of several runs:

@@ -13,7 +13,7 @@ from circuitscope.analysis.scores.registry import shown_in
 from circuitscope.errors import UserError, unknown
 from circuitscope.viz.labels import legend_below, line_entry, names_beside, shade_entry
 from circuitscope.viz.registry import figure as figure_of
-from circuitscope.viz.step_axis import StepAxis
+from circuitscope.viz.step_axis import Bumps, StepAxis, mark_bumps
 from circuitscope.viz.style import COLOURS, Sheet, look, pens, plain, written
 
 NAMED = 6  # places with a colour of their own
@@ -25,7 +25,11 @@ Place = tuple[Any, Any, str]  # layer, head, factor
 
 @figure_of("scores")
 def scores(
-    frames: Mapping[str, pd.DataFrame], *, names: Sequence[str] | None = None, axis: StepAxis = _EVERY_STEP
+    frames: Mapping[str, pd.DataFrame],
+    *,
+    names: Sequence[str] | None = None,
+    bump: Bumps = None,
+    axis: StepAxis = _EVERY_STEP,
 ) -> Sheet:
     """A panel for each score, its value over steps with a band of ± a standard error.
 
@@ -36,6 +40,7 @@ def scores(
     Args:
         frames: by name of the run, the table `circuitscope.analyze` gives.
         names: of scores; by default all that the runs have.
+        bump: first and last step of the loss bump; of several runs by the name of the run.
         axis: which steps are drawn, and whether on a log scale.
     """
     if not frames:
@@ -81,6 +86,8 @@ def scores(
         drawn = [axes.dataLim for axes in panels.values()]
         grid[0].set_ylim(min(-0.02, *(d.y0 for d in drawn)), max(1.02, *(d.y1 for d in drawn)))  # which all share
         axis.apply(list(panels.values()))
+        own = {run: colour for run, (colour, _) in zip(frames, pens(len(frames)), strict=True)}
+        entries += mark_bumps(list(panels.values()), bump, own)
         for axes in grid[len(chosen) :]:
             axes.set_visible(False)
         title = (

@@ -1,6 +1,6 @@
-"""The axis of training steps: which steps the figures of curves show, evenly spaced or on a log scale."""
+"""The axis of training steps: which steps the figures of curves show, evenly or on a log scale, and the loss bumps."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,14 @@ from matplotlib.colors import Normalize, SymLogNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
 
 from circuitscope.errors import UserError
+from circuitscope.viz.labels import shade_entry
+from circuitscope.viz.style import GREY, written
+
+Bump = tuple[float, float]  # its first and its last step
+Bumps = Bump | Mapping[str, Bump | None] | None  # of one run, or by the name of the run
 
 _MOST_TICKS = 8  # on a log scale
+_BAR = 0.025  # height of a bar that marks a loss bump, as a share of the panel
 _FIRST_STRETCH = 0.5  # from step 0 to the first step after it, in decades of the log scale
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -73,6 +79,30 @@ class StepAxis:
                 axes.set_xlim(low - left, high + right)
             if (self.first, self.last) != (None, None) and axes.get_autoscaley_on() and axes.get_yscale() == "linear":
                 _fit_height(axes, low, high)
+
+
+def mark_bumps(panels: Sequence[Axes], bumps: Bumps, colours: Mapping[str, str]) -> list[Any]:
+    """Shades the loss bump of one run behind the panels, or puts bars of several runs' colours on top of them.
+
+    Gives the legend entries. Where a run has no bump, nothing is marked.
+
+    Args:
+        colours: the colour of each run that is drawn, by its name.
+    """
+    by_run = bumps if isinstance(bumps, Mapping) else dict.fromkeys(colours, bumps)
+    found = {name: bump for name in colours if (bump := by_run.get(name)) is not None}
+    if not found:
+        return []
+    if len(colours) == 1:
+        ((first, last),) = found.values()
+        for axes in panels:
+            axes.axvspan(first, last, color=GREY, alpha=0.18, lw=0, zorder=0)
+        return [shade_entry(f"loss bump, steps {first:.0f} to {last:.0f}")]
+    for row, (name, (first, last)) in enumerate(found.items()):
+        top = 1 - _BAR * row
+        for axes in panels:
+            axes.axvspan(first, last, top - 0.8 * _BAR, top, color=colours[name], lw=0, label=f"_{written(name)}")
+    return [shade_entry("bars on top: loss bumps")]
 
 
 def _after_zero(steps: Iterable[float]) -> float:

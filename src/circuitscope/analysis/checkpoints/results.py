@@ -6,6 +6,7 @@ from functools import cached_property
 import pandas as pd
 
 from circuitscope.analysis.causal.circuit import Circuit, circuit_of
+from circuitscope.analysis.phases.order import Order
 from circuitscope.analysis.phases.timeline import Timeline, timeline
 from circuitscope.runs.run import Run
 
@@ -18,12 +19,14 @@ class Results:
         steps: the checkpoints that were read, in order.
         sequences: how many held-out sequences each number is averaged over.
         tables: the tables, by the name of their analysis.
+        partly: whether the run has checkpoints that were not asked for.
     """
 
     run: Run
     steps: list[int]
     sequences: int
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    partly: bool = False
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         return self.tables[name]
@@ -35,6 +38,11 @@ class Results:
     def timeline(self) -> Timeline:
         """Transitions of loss and accuracy and, where they are known, of the scores."""
         return timeline(self.run, self.tables.get("scores"))
+
+    @property
+    def order(self) -> Order:
+        """What happened first, among loss, metric and, where the circuit is known, its parts."""
+        return self.timeline.order(self.circuit if "circuit" in self else None)
 
     @cached_property
     def circuit(self) -> Circuit:

@@ -56,7 +56,9 @@ def analysis_results(
     for one in wanted:
         if why := one.refuses(run):
             raise UserError(f"{run.path}: {why}")
-    found = Results(run, choose_steps(steps, saved_steps(run)), sequences)
+    saved = saved_steps(run)
+    chosen = choose_steps(steps, saved)
+    found = Results(run, chosen, sequences, partly=len(chosen) < len(saved))
     for one in wanted:
         if one.run_rows is not None:
             found.tables[one.name] = _run_table(found, one, progress or Silent())
@@ -239,11 +241,16 @@ def _checkpoint_table(
 
 
 def _run_table(found: Results, wanted: Analysis, progress: Progress) -> pd.DataFrame:
-    """The table of an analysis of the run as a whole: it follows from tables on disk, so it is made anew."""
+    """The table of an analysis of the run as a whole: it follows from tables on disk, so it is made anew.
+
+    It is kept where it was made from all checkpoints, so that a look at some of them does not take its place.
+    """
     assert wanted.run_rows is not None
     columns = wanted.table_columns
     rows = [{"run": found.run.name, **row} for row in wanted.run_rows(found)]
     frame = pd.DataFrame(rows, columns=list(columns)).astype(columns)
+    if found.partly:
+        return frame
     path, data = table_path(found.run, wanted.name, found.sequences), frame.to_parquet(index=False)
     try:
         if not (path.is_file() and path.read_bytes() == data):

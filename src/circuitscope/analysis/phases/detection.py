@@ -1,70 +1,48 @@
 """Finds transitions in curves over training: whether there are any, when, and how large.
 
-It also says what the loss bump did to accuracy, and which transition came first. It takes plain arrays, no models: a
-curve is steps and values. `evidence` weighs the evidence for a transition; `simulation` gives the critical values.
+A transition is a step that no mixture of exponentials explains (`mixture`), so no model with fixed features would be
+expected to learn like this. When it happens is read off a monotone fit (`crossings`). This module takes plain arrays,
+no models: a curve is steps and values.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
-from typing import Literal, overload
+from typing import overload
 
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from circuitscope.analysis.phases.evidence import FLOOR, Grid, Scan, baselines, sigmoid
-from circuitscope.errors import UserError, shown, unknown
+from circuitscope.analysis.phases.crossings import crossings, monotone
+from circuitscope.analysis.phases.mixture import EDGE, FLOOR, Candidate, Design, Grid
+from circuitscope.errors import UserError
 
 Array = np.ndarray
 
-FEWEST = 8  # a curve with fewer points is not judged
-RESOLVED = 2  # with fewer points inside a transition, its interval reaches to the points around it
+LIMIT = 20.0  # a transition has a larger statistic than this
+FEWEST = 10  # a curve with fewer values is not judged
 MOST = 3  # transitions looked for on one curve
-HOPE = 4.0  # a first candidate that misses the critical evidence by less than this is kept for a test of two
 SMALLEST = 0.05  # share of the curve's range that a transition must cover
-
-# 97% quantile of the evidence on the worst kind of curve without a transition, by number of points.
-# Printed by: python -m circuitscope.analysis.phases.simulation --calibrate
-CRITICAL_POINTS = (8, 12, 16, 20, 30, 45, 60, 100, 200)
-CRITICAL_VALUES = (0.96, 0.55, 0.69, 0.70, 0.98, 0.24, 0.68, -0.30, -0.62)
-
-
-@lru_cache(maxsize=4)
-def _grid(steps: bytes) -> Grid:
-    return Grid(np.frombuffer(steps))
-
-
-@lru_cache(maxsize=4)
-def _fine(steps: bytes) -> Float[Array, "base step"]:
-    """A fine grid of baselines, with mean 0 and mean square 1, from which a fit chooses one."""
-    rows = np.unique(baselines(np.frombuffer(steps), fine=True).shape, axis=0)
-    rows = rows[np.ptp(rows, axis=1) > 0]
-    rows = rows - rows.mean(axis=1, keepdims=True)
-    rows = rows / np.sqrt((rows**2).mean(axis=1, keepdims=True))
-    return np.concatenate([np.zeros((1, rows.shape[1])), rows])
-
-
-def critical(points: int) -> float:
-    """The evidence above which a curve with this number of points has a transition."""
-    return float(np.interp(np.log(points), np.log(CRITICAL_POINTS), CRITICAL_VALUES))
+_EARLY = 0.5  # a smooth curve that makes this share of its change before value number EDGE is not judged
+_COEFFICIENTS = 6  # about as many does a fit use; for the freedom that is left to σ
+_CLEAR = 6.0  # such a change counts if it is so many σ
 
 
 @dataclass(frozen=True)
 class Transition:
-    """One step in a curve. Onset and end are where 10% and 90% of it are done."""
+    """One step in a curve. Onset, midpoint and end are where 10%, 50% and 90% of it are done."""
 
     onset: float
     midpoint: float
     end: float
-    size: float  # after - before, net of the baseline
+    size: float  # after - before, without what the smooth baseline does
     low: float  # 95% interval of the midpoint
     high: float
     onset_low: float  # 95% interval of the onset
     onset_high: float
-    evidence: float
-    sigma: float  # marginal standard deviation of the noise around the fit
+    statistic: float
+    sigma: float  # standard deviation of the noise around the fit
 
 
 @dataclass(frozen=True)
@@ -72,13 +50,9 @@ class Transitions(Sequence[Transition]):
     """The transitions of one curve in order of step, and how it was judged."""
 
     found: tuple[Transition, ...]
-    evidence: float  # of the strongest candidate; nan where the curve was not judged
-    critical: float
+    statistic: float  # of the strongest candidate; nan where there was none to look at
+    judged: bool
     note: str
-
-    @property
-    def judged(self) -> bool:
-        return bool(np.isfinite(self.evidence))
 
     @property
     def main(self) -> Transition | None:
@@ -100,79 +74,63 @@ class Transitions(Sequence[Transition]):
 
 
 def transitions(
-    steps: ArrayLike, values: ArrayLike, *, repeats: ArrayLike | None = None, seed: int = 0, draws: int = 200
+    steps: ArrayLike,
+    values: ArrayLike,
+    *,
+    clock: ArrayLike | None = None,
+    repeats: ArrayLike | None = None,
+    seed: int = 0,
+    draws: int = 200,
 ) -> Transitions:
     """Transitions of one curve.
 
     Args:
         steps: increasing, not negative.
         values: one value per step; values that are not finite are left out.
+        clock: the sum of the learning rates up to each step, which is the time of gradient flow; by default the steps,
+            which is right for a constant rate.
         repeats: [step, batch], the same curve for each evaluation batch or seed. The interval is then the wider of two:
             one from noise around the fit, and one from resampling the repeats.
         draws: how many random curves are drawn for the intervals.
     """
-    t, y, reps = _curve(steps, values, repeats)
-    n = len(t)
-    if n < FEWEST:
-        return Transitions((), np.nan, np.nan, f"too few points to judge: {n} where at least {FEWEST} are needed")
-    grid, limit = _grid(t.tobytes()), critical(n)
-    if np.ptp(y) == 0:
-        return Transitions((), -np.inf, limit, "constant")
-    scan = grid.scan(y[:, None])
-    strongest = float(scan.evidence[0])
-    shapes, evidences, noise = search(grid, y, scan)
-    if not shapes:
-        return Transitions((), strongest, limit, "no transition")
-    fit = _Fit(grid, y, noise, shapes)
-    spans = fit.intervals(reps, draws, np.random.default_rng(seed))
+    t, y, at_time, reps = _curve(steps, values, clock, repeats)
+    if len(t) < FEWEST:
+        return Transitions((), np.nan, False, f"too few points to judge: {len(t)} where at least {FEWEST} are needed")
+    spread = float(np.ptp(y))
+    if spread == 0:
+        return Transitions((), 0.0, True, "constant")
+    grid = _grid(at_time.tobytes())
+    rises = grid.design.alone(y / spread).max() < grid.design.alone(-y / spread).max()
+    sign = -1.0 if rises else 1.0
+    scaled = sign * y / spread
+    taken, strongest, anywhere = _search(grid, scaled)
+    if not taken:
+        if why := _not_judged(grid, scaled, anywhere):
+            return Transitions((), strongest, False, why)
+        return Transitions((), strongest, True, "no transition")
+    fit = _Fit(grid, scaled, taken)
+    again = None if reps is None else sign * reps / spread
     found = []
-    for (m, w), size, evidence, span in zip(fit.shapes, fit.sizes, evidences, spans, strict=True):
-        places = np.exp([m - w / 2, m, m + w / 2, *span]) - grid.s0
-        onset, mid, end, low, high, first, last = (float(p) for p in places)
-        low, high, first, last = min(low, mid), max(high, mid), min(first, onset), max(last, onset)
-        if ((t > onset) & (t < end)).sum() < RESOLVED:  # it is only known to lie between the points around it
-            before, after = float(t[t <= onset].max(initial=t[0])), float(t[t >= end].min(initial=t[-1]))
-            low, high, first, last = min(low, before), max(high, after), min(first, before), max(last, after)
-        found.append(Transition(onset, mid, end, float(size), low, high, first, last, evidence, fit.sigma))
+    times = fit.times(t, again, draws, np.random.default_rng(seed))
+    for one, size, (at, spans) in zip(taken, fit.sizes, times, strict=True):
+        (onset, midpoint, end), ((first, last), (low, high), _) = at.tolist(), spans.tolist()
+        change = -sign * spread * size
+        found.append(
+            Transition(onset, midpoint, end, change, low, high, first, last, one.statistic, spread * fit.sigma)
+        )
     found.sort(key=lambda item: item.midpoint)
-    return Transitions(tuple(found), strongest, limit, f"{len(found)} transition{'s' * (len(found) > 1)}")
+    return Transitions(tuple(found), strongest, True, f"{len(found)} transition{'s' * (len(found) > 1)}")
 
 
-def search(
-    grid: Grid, values: Float[Array, " step"], scan: Scan, curve: int = 0
-) -> tuple[list[tuple[float, float]], list[float], int]:
-    """Transitions (midpoint, width) of one curve, the evidence of each, and the noise; `scan` has the first candidate.
-
-    The search finds one transition after another, and tests each beside those before it. Two steps hide each other:
-    tested alone, each looks like noise that wanders. So a first candidate that just misses the critical evidence is
-    kept for one more test; both are accepted if the second has the critical evidence and both together have twice that.
-    """
-    limit, spread = critical(grid.n), float(np.ptp(values))
-    accepted: tuple[list[tuple[float, float]], list[float], int] = ([], [], int(scan.noise[curve]))
-    shapes: list[tuple[float, float]] = []
-    evidences: list[float] = []
-    while True:
-        evidence, noise = float(scan.evidence[curve]), int(scan.noise[curve])
-        evidences = [*evidences, evidence]
-        enough = evidence > limit and sum(evidences) > limit * len(evidences)
-        hopeful = len(evidences) == 1 and evidence > limit - HOPE
-        if not (enough or hopeful):
-            return accepted
-        fit = _Fit(grid, values, noise, [*shapes, (float(scan.midpoint[curve]), float(scan.width[curve]))])
-        if np.abs(fit.sizes).min() < SMALLEST * spread:
-            return accepted
-        shapes = fit.shapes
-        if enough:
-            accepted = (shapes, evidences, noise)
-        if len(shapes) == MOST or grid.n < FEWEST + 4 * len(shapes):
-            return accepted
-        fixed = np.concatenate([_tangent(grid, m, w) for m, w in shapes], axis=1)
-        scan, curve = grid.scan(values[:, None], fixed, shapes, like=noise), 0
+@lru_cache(maxsize=8)
+def _grid(clock: bytes) -> Grid:
+    return Grid(np.frombuffer(clock))
 
 
 def _curve(
-    steps: ArrayLike, values: ArrayLike, repeats: ArrayLike | None
-) -> tuple[Float[Array, " step"], Float[Array, " step"], Float[Array, "step batch"] | None]:
+    steps: ArrayLike, values: ArrayLike, clock: ArrayLike | None, repeats: ArrayLike | None
+) -> tuple[Float[Array, " step"], Float[Array, " step"], Float[Array, " step"], Float[Array, "step batch"] | None]:
+    """Steps, values, times and repeats where all are finite; times increase, be it by very little."""
     t, y = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
     if t.ndim != 1 or t.shape != y.shape:
         raise UserError(f"a curve has one value per step, got {t.shape} steps and {y.shape} values")
@@ -182,6 +140,9 @@ def _curve(
     if len(wrong):
         i = int(wrong[0])
         raise UserError(f"steps must increase: {t[i + 1]:g} comes after {t[i]:g}; sort them, with one value per step")
+    times = t if clock is None else np.asarray(clock, dtype=float)
+    if times.shape != t.shape or not np.isfinite(times).all() or (np.diff(times) < 0).any():
+        raise UserError(f"clock must hold one time per step, never falling: expected {t.shape}, got {times.shape}")
     keep = np.isfinite(y)
     reps = None
     if repeats is not None:
@@ -190,236 +151,126 @@ def _curve(
             raise UserError(f"repeats must be [step, batch] with {len(t)} steps, got {reps.shape}")
         keep &= np.isfinite(reps).all(axis=1)
         reps = reps[keep]
-    return np.ascontiguousarray(t[keep]), y[keep], reps
+    t, times = t[keep], times[keep]
+    if len(t):  # a learning rate of 0 stops the clock
+        times = times + 1e-9 * max(float(np.ptp(times)), 1e-30) * (t - t[0]) / max(float(np.ptp(t)), 1e-30)
+    return np.ascontiguousarray(t), y[keep], np.ascontiguousarray(times), reps
 
 
-def _tangent(grid: Grid, midpoint: float, width: float) -> Float[Array, "step 3"]:
-    """A sigmoid and its derivatives in midpoint and log width: what a slightly different sigmoid would add."""
-    h = 0.05
-    m = midpoint + width * h * np.array([0, 1, -1, 0, 0])
-    w = width * np.exp(h * np.array([0, 0, 0, 1, -1]))
-    s = sigmoid(grid.u, m, w)
-    return np.stack([s[0], (s[1] - s[2]) / (2 * h), (s[3] - s[4]) / (2 * h)], axis=1)
+def _search(grid: Grid, y: Float[Array, " step"]) -> tuple[list[Candidate], float, Candidate]:
+    """The transitions of a falling curve with range 1, the largest statistic, and the best sigmoid at any place."""
+    taken: list[Candidate] = []
+    strongest, anywhere = -np.inf, None
+    while True:
+        design = _with(grid, taken)
+        best, free = grid.scan(y, taken, design)
+        strongest, anywhere = max(strongest, best.statistic), anywhere or free
+        if best.statistic <= LIMIT:
+            return taken, strongest, anywhere
+        if min(_Fit(grid, y, [*taken, best]).sizes) < SMALLEST:
+            return taken, strongest, anywhere
+        taken = [*taken, best]
+        if len(taken) == MOST or grid.n < FEWEST + 2 * EDGE * len(taken):
+            return taken, strongest, anywhere
+
+
+def _window(grid: Grid, one: Candidate) -> slice:
+    """The values around a transition: a width more on either side, and EDGE values at least."""
+    first, last = np.searchsorted(grid.u, [one.midpoint - 1.5 * one.width, one.midpoint + 1.5 * one.width])
+    middle = int(np.searchsorted(grid.u, one.midpoint))
+    return slice(max(0, min(int(first), middle - EDGE)), max(int(last), middle + EDGE))
+
+
+_SHIFTS, _STRETCHES = (-0.5, 0.0, 0.5), (0.5, 1.0)  # of the sigmoids that give a transition its shape, in widths
+
+
+def _sigmoids(grid: Grid, one: Candidate) -> Float[Array, "step column"]:
+    """Falls in and around the place of a transition: their mixtures have other shapes than a single sigmoid."""
+    shift, stretch = (a.ravel() for a in np.meshgrid(_SHIFTS, _STRETCHES))
+    return grid.falls(one.midpoint + shift * one.width, stretch * one.width).T
+
+
+def _with(grid: Grid, taken: Sequence[Candidate]) -> Design:
+    """The exponentials and the transitions found so far."""
+    if not taken:
+        return grid.design
+    return Design(np.concatenate([grid.exponentials, *(_sigmoids(grid, one) for one in taken)], axis=1))
+
+
+def _not_judged(grid: Grid, y: Float[Array, " step"], anywhere: Candidate) -> str:
+    """Why a curve without a transition may have one all the same, or ""."""
+    if anywhere.statistic > LIMIT:
+        early = anywhere.midpoint < grid.u[grid.n // 2]
+        where, instead = ("first", "evaluate more often") if early else ("last", "train longer or evaluate more often")
+        return f"it turns too close to its {where} value to judge; {instead}"
+    noise = int(grid.design.alone(y).argmax())
+    fitted = grid.exponentials @ grid.design.coefficients(y, noise)
+    change = float(fitted[0] - fitted[-1])
+    early = float(fitted[0] - fitted[EDGE - 1])
+    sigma = max(float((y - fitted).std()), FLOOR)
+    if change > _CLEAR * sigma and early > _EARLY * change:
+        share = f"{early / change:.0%} of its change"
+        return f"{share} comes before value number {EDGE}, too early to judge; evaluate more often"
+    return ""
 
 
 class _Fit:
-    """The baseline and sigmoids of one curve, with midpoints and widths refined and the kind of noise fixed."""
+    """The baseline and the transitions of one falling curve with range 1."""
 
-    def __init__(self, grid: Grid, values: Float[Array, " step"], noise: int, shapes: Sequence[tuple[float, float]]):
-        self.grid, self.noise, self.shapes = grid, noise, list(shapes)
-        self.whiten = grid.whitening[noise][0]
-        self.bases = _fine(grid.steps.tobytes())
-        y = values[:, None]
-        self.base = self._baseline(y)
-        for _ in range(2):
-            for i in range(len(self.shapes)):
-                self._refine(i, y)
-            self.base = self._baseline(y)
-        design = np.concatenate([self._columns(), self._sigmoids()], axis=1)
-        coefficients = np.linalg.lstsq(self.whiten @ design, self.whiten @ values, rcond=None)[0]
-        self.fitted = design @ coefficients
-        self.sizes = coefficients[-len(self.shapes) :]
-        rest = self.whiten @ (values - self.fitted)
-        freedom = max(grid.n - design.shape[1], 1)
-        self.sigma = max(float(np.sqrt((rest**2).sum() / freedom)), FLOOR * float(np.ptp(values)))
+    def __init__(self, grid: Grid, y: Float[Array, " step"], taken: Sequence[Candidate]):
+        self.y, self.design = y, _with(grid, taken)
+        self.noise = int(self.design.alone(y).argmax())
+        first, each = grid.exponentials.shape[1], len(_SHIFTS) * len(_STRETCHES)
+        self.groups = [slice(first + i * each, first + (i + 1) * each) for i in range(len(taken))]
+        self.windows = [_window(grid, one) for one in taken]
+        self.falls, self.rest = self._split(y)
+        self.sizes = [float(fall[0] - fall[-1]) for fall in self.falls]
+        noise = self.design.parts[self.noise].white @ self.rest
+        self.sigma = max(float(np.sqrt(noise @ noise / max(grid.n - _COEFFICIENTS, 1))), FLOOR)
 
-    def _sigmoids(self, but: int | None = None) -> Float[Array, "step sigmoid"]:
-        kept = np.array([s for i, s in enumerate(self.shapes) if i != but]).reshape(-1, 2)
-        return np.asarray(sigmoid(self.grid.u, kept[:, 0], kept[:, 1]).T)
+    def _split(self, y: Float[Array, " step"]) -> tuple[list[Float[Array, " step"]], Float[Array, " step"]]:
+        """What each transition does in the best fit to a curve, and what the fit leaves."""
+        coefficients = self.design.coefficients(y, self.noise)
+        rest = y - self.design.columns @ coefficients
+        falls = [self.design.columns[:, group] @ coefficients[group] for group in self.groups]
+        return falls, rest - self.design.constant(rest, self.noise)
 
-    def _columns(self) -> Float[Array, "step column"]:
-        one = np.ones((self.grid.n, 1))
-        base = self.bases[self.base][:, None]
-        return one if self.base == 0 else np.concatenate([one, base], axis=1)
+    def times(
+        self,
+        steps: Float[Array, " step"],
+        repeats: Float[Array, "step batch"] | None,
+        draws: int,
+        rng: np.random.Generator,
+    ) -> list[tuple[Float[Array, " share"], Float[Array, "share 2"]]]:
+        """For each transition the steps of 10%, 50% and 90%, with 95% intervals that reach to the steps around them.
 
-    def _gain(
-        self, columns: Float[Array, "step column"], rows: Float[Array, "row step"], values: Float[Array, "step curve"]
-    ) -> Float[Array, "row curve"]:
-        """How much the sum of squares falls when a row joins the columns."""
-        q = np.linalg.qr(self.whiten @ columns)[0]
-        s = rows @ self.whiten.T
-        whole = (s**2).sum(1)
-        s = s - (s @ q) @ q.T
-        length = (s**2).sum(1)
-        usable = length > 1e-6 * whole + 1e-15
-        inverse = np.where(usable, 1 / np.where(usable, length, 1.0), 0.0)
-        return np.asarray(inverse[:, None] * (s @ (self.whiten @ values)) ** 2)
-
-    def _baseline(self, y: Float[Array, "step 1"]) -> int:
-        columns = np.concatenate([np.ones((self.grid.n, 1)), self._sigmoids()], axis=1)
-        gain = self._gain(columns, self.bases, y)[:, 0]
-        best = int(gain.argmax())
-        q = np.linalg.qr(self.whiten @ columns)[0]
-        z = self.whiten @ y[:, 0]
-        rest = float(((z - q @ (q.T @ z)) ** 2).sum())
-        left = max(rest - float(gain[best]), self.grid.n * (FLOOR * float(np.ptp(y))) ** 2)
-        return best if self.grid.n * np.log(max(rest, left) / left) > np.log(self.grid.n) * 2 else 0
-
-    def _narrowest(self, midpoint: Float[Array, " shape"]) -> Float[Array, " shape"]:
-        gaps = np.diff(self.grid.u)
-        i = np.clip(np.searchsorted(self.grid.u, midpoint, side="right") - 1, 0, len(gaps) - 1)
-        return np.asarray(np.minimum(gaps[i], self.grid.widest))
-
-    def _candidates(
-        self, i: int, midpoints: Float[Array, " midpoint"], widths: Float[Array, " width"]
-    ) -> tuple[Float[Array, " shape"], Float[Array, " shape"]]:
-        m, w = (a.ravel() for a in np.meshgrid(midpoints, widths, indexing="ij"))
-        w = np.clip(w, self._narrowest(m), self.grid.widest)
-        others = [s for k, s in enumerate(self.shapes) if k != i]
-        ok = self.grid.allowed(m, w, others)
-        return np.append(m[ok], self.shapes[i][0]), np.append(w[ok], self.shapes[i][1])
-
-    def _refine(self, i: int, y: Float[Array, "step 1"]) -> None:
-        others = np.concatenate([self._columns(), self._sigmoids(but=i)], axis=1)
-        m, w = self.shapes[i]
-        reach, factor = max(w / 2, float(self._narrowest(np.array([m]))[0])), 2.0
-        for _ in range(5):
-            ms, ws = self._candidates(i, m + reach * np.linspace(-1, 1, 9), w * factor ** np.linspace(-1, 1, 7))
-            best = int(self._gain(others, sigmoid(self.grid.u, ms, ws), y)[:, 0].argmax())
-            m, w = float(ms[best]), float(ws[best])
-            self.shapes[i] = (m, w)
-            reach, factor = reach / 2.5, factor**0.5
-
-    def intervals(
-        self, repeats: Float[Array, "step batch"] | None, draws: int, rng: np.random.Generator
-    ) -> list[tuple[float, float, float, float]]:
-        """95% intervals of midpoint and onset, on the log-step axis, of every transition."""
-        drawn = [self.fitted[:, None] + self.sigma * self.grid.draw(self.noise, draws, rng)]
+        The drawn curves have the monotone shapes that were found, not those of sigmoids, and are fitted anew.
+        """
+        shaped = self.y - self.rest
+        for fall, window in zip(self.falls, self.windows, strict=True):
+            shaped[window] += (fall[0] - fall)[window] - monotone((fall[0] - fall - self.rest)[window])
+        white = rng.standard_normal((len(steps), draws))
+        noise = np.linalg.solve(self.design.parts[self.noise].whiten, white)
+        drawn = list((shaped[:, None] + self.sigma * noise).T)
+        samples = [drawn]
         if repeats is not None and repeats.shape[1] > 1:
             chosen = rng.integers(0, repeats.shape[1], (draws, repeats.shape[1]))
-            drawn.append(repeats[:, chosen].mean(axis=2))
-        spans = []
-        for i, (m, w) in enumerate(self.shapes):
-            reach = 3 * max(w / 2, float(self._narrowest(np.array([m]))[0]))
-            ms, ws = self._candidates(i, m + reach * np.linspace(-1, 1, 121), w * 2.0 ** np.arange(-2, 2.25, 0.25))
-            others = np.concatenate([self._columns(), self._sigmoids(but=i)], axis=1)
-            rows = sigmoid(self.grid.u, ms, ws)
-            low, high, first, last = np.inf, -np.inf, np.inf, -np.inf
-            for curves in drawn:
-                best = self._gain(others, rows, curves).argmax(0)
-                a, b = np.quantile(ms[best], [0.025, 0.975])
-                c, d = np.quantile(ms[best] - ws[best] / 2, [0.025, 0.975])
-                low, high, first, last = min(low, a), max(high, b), min(first, c), max(last, d)
-            spans.append((float(low), float(high), float(first), float(last)))
-        return spans
+            samples.append(list(repeats[:, chosen].mean(axis=2).T))
+        out = []
+        here = self._crossings(steps, self.y)
+        spread = [np.array([[c for c, _ in self._crossings(steps, curve)] for curve in sample]) for sample in samples]
+        for i, (at, around) in enumerate(here):
+            spans = np.array([np.quantile(s[:, i], [0.025, 0.975], axis=0).T for s in spread])
+            low = np.minimum(np.minimum(spans[:, :, 0].min(axis=0), around[:, 0]), at)
+            high = np.maximum(np.maximum(spans[:, :, 1].max(axis=0), around[:, 1]), at)
+            out.append((at, np.stack([low, high], axis=1)))
+        return out
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the loss bump did to accuracy."""
-
-    kind: Literal["bump with accuracy", "bump without accuracy", "smooth", "not judged"]
-    sentence: str
-    drop: Transition | None  # the largest fall of the loss
-    before: float  # accuracy before the drop's onset, nan without a drop
-    after: float  # highest accuracy held after the drop's end
-
-
-def verdict(
-    steps: ArrayLike,
-    loss: ArrayLike,
-    accuracy: ArrayLike,
-    chance: float,
-    *,
-    found: Transitions | None = None,
-) -> Verdict:
-    """Is there a bump in the loss, and does accuracy then rise above that of answering with any value of the context?
-
-    "Without accuracy" means that after the largest fall of the loss accuracy stays at or below chance + 0.02. The
-    accuracy that counts is the largest median of three evaluations in a row, so that one lucky evaluation does not.
-
-    Args:
-        chance: the accuracy of answering with any value of the context; 0 if the context offers none.
-        found: the transitions of the loss, if they are known already.
-    """
-    if not 0 <= chance <= 1:
-        raise UserError(f"chance is an accuracy between 0 and 1, got {shown(chance)}")
-    if found is None:
-        found = transitions(steps, loss)
-    t, acc = np.asarray(steps, dtype=float), np.asarray(accuracy, dtype=float)
-    if acc.shape != t.shape:
-        raise UserError(f"accuracy must have one value per step: expected {t.shape}, got {acc.shape}")
-    if not found.judged:
-        return Verdict("not judged", f"not judged: the loss has {found.note}", None, np.nan, np.nan)
-    drop = max((x for x in found if x.size < 0), key=lambda x: -x.size, default=None)
-    if drop is None:
-        return Verdict("smooth", f"no fall of the loss stands out ({found.note})", None, np.nan, np.nan)
-    finite = np.isfinite(acc)
-    earlier, later = acc[finite & (t <= drop.onset)], acc[finite & (t >= drop.end)]
-    if not len(later):
-        return Verdict("not judged", f"no accuracy after step {drop.end:.0f}", drop, np.nan, np.nan)
-    before = float(np.median(earlier[-3:])) if len(earlier) else np.nan
-    held = [float(np.median(later[i : i + 3])) for i in range(max(len(later) - 2, 1))]
-    after = max(held)
-    kind: Literal["bump with accuracy", "bump without accuracy"] = (
-        "bump without accuracy" if after <= chance + 0.02 else "bump with accuracy"
-    )
-    sentence = (
-        f"{kind}: loss falls by {-drop.size:.3g} around step {drop.midpoint:.0f} ({drop.low:.0f} to {drop.high:.0f}); "
-        f"accuracy {before:.1%} before, {after:.1%} after"
-        + (f"; any value of the context gives {chance:.1%}" if chance else "")
-    )
-    return Verdict(kind, sentence, drop, before, after)
-
-
-@dataclass(frozen=True)
-class Event:
-    name: str
-    step: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Lag:
-    """The time from one event to a later one, in steps, with a 95% interval."""
-
-    first: str
-    second: str
-    steps: float
-    low: float
-    high: float
-    distinguishable: bool  # the two events' intervals do not meet
-
-    def __str__(self) -> str:
-        if not self.distinguishable:
-            return f"{self.first}, {self.second}: not distinguishable"
-        return f"{self.first}, then {self.second}: {self.steps:.0f} steps later ({self.low:.0f} to {self.high:.0f})"
-
-
-@dataclass(frozen=True)
-class Order:
-    events: tuple[Event, ...]  # by step
-    lags: tuple[Lag, ...]  # of every pair, earlier first
-    absent: tuple[str, ...]  # curves without a transition
-
-    def __str__(self) -> str:
-        together = {(lag.first, lag.second): lag for lag in self.lags}
-        lines = [str(together[a.name, b.name]) for a, b in pairwise(self.events)]
-        return "\n".join(lines + [f"{name}: no transition" for name in self.absent])
-
-
-def order(curves: Mapping[str, Transitions], at: Literal["onset", "midpoint"] = "onset") -> Order:
-    """What happened first: the main transition of each named curve, by onset or midpoint.
-
-    A lag's interval combines the intervals of its two events, which are taken to be independent:
-    (b - a) - √((b - b_low)² + (a_high - a)²) to (b - a) + √((b_high - b)² + (a - a_low)²).
-    """
-    if at not in ("onset", "midpoint"):
-        raise unknown("point of a transition", at, ("onset", "midpoint"))
-    events = []
-    for name, found in curves.items():
-        main = found.main
-        if main is None:
-            continue
-        span = (main.onset, main.onset_low, main.onset_high) if at == "onset" else (main.midpoint, main.low, main.high)
-        events.append(Event(name, *span))
-    events.sort(key=lambda event: event.step)
-    lags = []
-    for i, a in enumerate(events):
-        for b in events[i + 1 :]:
-            lag = b.step - a.step
-            down, up = np.hypot(b.step - b.low, a.high - a.step), np.hypot(b.high - b.step, a.step - a.low)
-            lags.append(Lag(a.name, b.name, lag, float(lag - down), float(lag + up), bool(a.high < b.low)))
-    present = {event.name for event in events}
-    return Order(tuple(events), tuple(lags), tuple(name for name in curves if name not in present))
+    def _crossings(
+        self, steps: Float[Array, " step"], y: Float[Array, " step"]
+    ) -> list[tuple[Float[Array, " share"], Float[Array, "share 2"]]]:
+        falls, rest = self._split(y)
+        return [
+            crossings(steps[window], (fall[0] - fall - rest)[window], float(fall[0] - fall[-1]))
+            for fall, window in zip(falls, self.windows, strict=True)
+        ]

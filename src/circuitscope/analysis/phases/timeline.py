@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from circuitscope.analysis.phases.detection import Order, Transitions, Verdict, order, transitions, verdict
+from circuitscope.analysis.phases.detection import Transition, Transitions, transitions
+from circuitscope.analysis.phases.order import Order, order
+from circuitscope.analysis.phases.verdict import Verdict, largest_fall, verdict
 from circuitscope.analysis.registry import Row, run_analysis
 from circuitscope.analysis.scores.registry import shown_in
+from circuitscope.config import RunConfig
+from circuitscope.config.rate import learning_time
 from circuitscope.errors import UserError
 from circuitscope.runs.run import Run
 
 if TYPE_CHECKING:
+    from circuitscope.analysis.causal.circuit import Circuit, Part
     from circuitscope.analysis.checkpoints.results import Results
 
 F64 = np.ndarray[Any, np.dtype[np.float64]]
@@ -25,8 +30,9 @@ COLUMNS = {
     "size": "float64",
     "low": "float64",
     "high": "float64",
-    "evidence": "float64",
+    "statistic": "float64",
     "sigma": "float64",
+    "epoch": "float64",
 }
 
 
@@ -36,23 +42,40 @@ class Curve:
 
     steps: F64
     values: F64
+    clock: F64  # the sum of the learning rates up to each step
     repeats: F64 | None = None
+
+    def transitions(self) -> Transitions:
+        return transitions(self.steps, self.values, clock=self.clock, repeats=self.repeats)
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The transitions of every curve of a run, what they amount to, and the order they come in."""
+    """The transitions of every curve of a run, what they amount to, and where its data begins to repeat."""
 
     run: str
     found: dict[str, Transitions]
     verdict: Verdict
-    order: Order
+    metric: str
+    epochs: tuple[float, ...] = ()  # the steps at which an epoch after the first one begins
 
     def rows(self) -> Iterator[Row]:
         """One row per transition."""
         for name, several in self.found.items():
             for one in several:
-                yield {"curve": name, **{column: getattr(one, column) for column in list(COLUMNS)[1:]}}
+                own = {column: getattr(one, column) for column in list(COLUMNS)[1:-1]}
+                epoch = self.epoch_in(one)
+                yield {"curve": name, **own, "epoch": np.nan if epoch is None else epoch}
+
+    def epoch_in(self, one: Transition) -> float | None:
+        """The step within a transition at which the data begins to repeat: it may be what the transition shows."""
+        return next((step for step in self.epochs if one.onset <= step <= one.end), None)
+
+    def order(self, circuit: "Circuit | None" = None) -> Order:
+        """The order of loss, metric, and the scores of those parts of the circuit that a knockout backs."""
+        parts = () if circuit is None else circuit.parts
+        named = {"loss", self.metric, *(name for part in parts for name in curves_of_part(part))}
+        return order({name: several for name, several in self.found.items() if name in named}, at="midpoint")
 
 
 def _no_phases(run: Run) -> str:
@@ -74,8 +97,9 @@ def _no_phases(run: Run) -> str:
         "size": "value of the curve after the transition minus before it",
         "low": "lower end of the 95% interval of the midpoint",
         "high": "upper end of the 95% interval of the midpoint",
-        "evidence": "log of the Bayes factor for a transition",
+        "statistic": "−2 log likelihood ratio of the smooth baseline without and with the transition",
         "sigma": "standard deviation of the noise around the fit",
+        "epoch": "step within the transition at which the training data begins to repeat, if there is one",
     },
     refuses=_no_phases,
 )
@@ -87,7 +111,8 @@ def phase_rows(found: "Results") -> Iterator[Row]:
 def curves_of(run: Run, scores: pd.DataFrame | None = None) -> dict[str, Curve]:
     """Validation loss and the task's metric, train loss, and for each score the head (or layer) that ends highest.
 
-    A score's curve is named by its score and place: "recall L1H0".
+    A score's curve is named by its score and place: "recall L1H0". Loss and metric are also scored at every checkpoint;
+    where there are more checkpoints than evaluations, as after a zoom, their curves are those.
     """
     rows = run.metrics
     held = rows[rows.split == "validation"] if len(rows) else rows
@@ -95,20 +120,56 @@ def curves_of(run: Run, scores: pd.DataFrame | None = None) -> dict[str, Curve]:
         raise UserError(f"{run.path}: {why}")
     train = rows[rows.split == "train"]
     steps = held.step.to_numpy(float)
-    out = {
-        name: Curve(steps, held[name].to_numpy(float), np.array(held[f"{name}_per_batch"].tolist(), dtype=float))
-        for name in ("loss", run.config.task.metric)
+    both = ("loss", run.config.task.metric)
+    places = {} if scores is None else {name: strongest(scores, name) for name in both}
+    dense = {
+        name: curve_at(scores, place) for name, place in places.items() if scores is not None and place is not None
     }
-    out |= {
-        "train loss": Curve(train.step.to_numpy(float), train.loss.to_numpy(float)),
-    }
+    out = {}
+    for name in both:
+        if len(dense) == len(both) and min(map(len, dense.values())) > len(steps):
+            rows = dense[name]
+            out[name] = _curve(run.config, rows.step.to_numpy(float), rows.value.to_numpy(float))
+        else:
+            repeats = np.array(held[f"{name}_per_batch"].tolist(), dtype=float)
+            out[name] = _curve(run.config, steps, held[name].to_numpy(float), repeats)
+    out["train loss"] = _curve(run.config, train.step.to_numpy(float), train.loss.to_numpy(float))
     names = [name for score in shown_in("timeline") for name in score.means] if scores is not None else []
     for name in names:
         assert scores is not None
         if (place := strongest(scores, name)) is not None:
             curve = curve_at(scores, place)
-            out[f"{name} {place_name(place)}"] = Curve(curve.step.to_numpy(float), curve.value.to_numpy(float))
+            values = curve.value.to_numpy(float)
+            out[f"{name} {place_name(place)}"] = _curve(run.config, curve.step.to_numpy(float), values)
     return out
+
+
+def _curve(config: RunConfig, steps: F64, values: F64, repeats: F64 | None = None) -> Curve:
+    return Curve(steps, values, np.array(learning_time(steps.tolist(), config.train)), repeats)
+
+
+def epoch_steps(config: RunConfig) -> tuple[float, ...]:
+    """The steps at which the training examples begin to repeat, and every later epoch begins."""
+    examples, batch = config.task.examples, config.train.batch_size
+    if examples is None:
+        return ()
+    return tuple(n * examples / batch for n in range(1, int(config.train.steps * batch / examples) + 1))
+
+
+def loss_transitions(run: Run) -> Transitions:
+    """The transitions of a run's validation loss."""
+    return curves_of(run)["loss"].transitions()
+
+
+def loss_bump(run: Run) -> tuple[float, float] | None:
+    """Onset and end of the largest fall of the validation loss; None if none stands out or the run is too short."""
+    drop = None if _no_phases(run) else largest_fall(loss_transitions(run))
+    return None if drop is None else (drop.onset, drop.end)
+
+
+def curves_of_part(part: "Part") -> tuple[str, str]:
+    """The names that the curve of a circuit's part may have."""
+    return f"{part.edges} {part.place}", f"{part.step} L{part.layer} composed"
 
 
 def at_places(scores: pd.DataFrame, score: str) -> pd.DataFrame:
@@ -144,10 +205,9 @@ def place_name(row: "pd.Series[Any]") -> str:
 
 
 def timeline(run: Run, scores: pd.DataFrame | None = None) -> Timeline:
-    """Transitions of every curve of a run, the verdict on its loss bump, the order of events and their lags."""
-    curves = curves_of(run, scores)
-    found = {name: transitions(c.steps, c.values, repeats=c.repeats) for name, c in curves.items()}
-    loss, metric = curves["loss"], curves[run.config.task.metric]
-    judged = verdict(loss.steps, loss.values, metric.values, run.config.task.chance or 0.0, found=found["loss"])
-    held_out = {name: several for name, several in found.items() if name != "train loss"}
-    return Timeline(run.name, found, judged, order(held_out, at="midpoint"))
+    """Transitions of every curve of a run, the verdict on its loss bump, and where its data begins to repeat."""
+    curves, config = curves_of(run, scores), run.config
+    found = {name: curve.transitions() for name, curve in curves.items()}
+    loss, metric = curves["loss"], curves[config.task.metric]
+    judged = verdict(loss.steps, loss.values, metric.values, config.task.chance or 0.0, found=found["loss"])
+    return Timeline(run.name, found, judged, config.task.metric, epoch_steps(config))

@@ -4,19 +4,24 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from circuitscope.analysis.checkpoints.results import Results
+from circuitscope.analysis.phases.detection import Transition
+from circuitscope.analysis.phases.order import Order
 from circuitscope.analysis.phases.timeline import Timeline
 from circuitscope.viz.registry import words
 
 
 @words("phases")
 def phase_words(found: Results) -> Iterator[str]:
-    """The timeline of the run."""
-    return timeline_lines(found.timeline)
+    """The timeline of the run, and the order of what a knockout backs."""
+    yield from timeline_lines(found.timeline)
+    yield from order_lines(found.order)
+    if "circuit" not in found and len(found.timeline.found) > len(("loss", found.timeline.metric, "train loss")):
+        yield "  scores are left out of the order: no knockout backs them here (--circuit tries)"
 
 
 def timeline_lines(timeline: Timeline) -> Iterator[str]:
-    """The verdict, each transition, the order and the lags."""
-    yield timeline.verdict.sentence
+    """The verdict and each transition."""
+    yield timeline.verdict.sentence + ("" if timeline.verdict.drop is None else _epoch(timeline, timeline.verdict.drop))
     not_judged: dict[str, list[str]] = {}
     for name, several in timeline.found.items():
         if not several.judged:
@@ -26,12 +31,21 @@ def timeline_lines(timeline: Timeline) -> Iterator[str]:
         for t in several:
             yield (
                 f"  {name}: {'rises' if t.size > 0 else 'falls'} by {abs(t.size):.2f}, steps {t.onset:.0f} to"
-                f" {t.end:.0f}, midpoint {t.midpoint:.0f} ({t.low:.0f} to {t.high:.0f})"
+                f" {t.end:.0f}, midpoint {t.midpoint:.0f} ({t.low:.0f} to {t.high:.0f}){_epoch(timeline, t)}"
             )
     for note, names in not_judged.items():
         yield f"  not judged: {', '.join(names)} ({note})"
-    if timeline.order.events:
-        yield "order by midpoint: " + ", ".join(f"{e.name} {e.step:.0f}" for e in timeline.order.events)
-    for first, second in pairwise(timeline.order.events):
-        lag = next(x for x in timeline.order.lags if (x.first, x.second) == (first.name, second.name))
+
+
+def _epoch(timeline: Timeline, one: Transition) -> str:
+    step = timeline.epoch_in(one)
+    return "" if step is None else f"; an epoch of the training data begins within it, at step {step:.0f}"
+
+
+def order_lines(order: Order) -> Iterator[str]:
+    """The events by midpoint, and the lags from one to the next."""
+    if order.events:
+        yield "order by midpoint: " + ", ".join(f"{e.name} {e.step:.0f}" for e in order.events)
+    for first, second in pairwise(order.events):
+        lag = next(x for x in order.lags if (x.first, x.second) == (first.name, second.name))
         yield f"  {lag}"

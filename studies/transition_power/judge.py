@@ -1,0 +1,82 @@
+"""Counts what the detector finds on drawn curves: false alarms where there is no step, steps found where there is one.
+
+python studies/transition_power/judge.py development    # → development.csv
+python studies/transition_power/judge.py held_out       # → held_out.csv, run once, when nothing changes any more
+"""
+
+import argparse
+import importlib
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy.stats import binomtest
+
+from circuitscope.analysis.phases.detection import transitions
+
+POINTS = (20, 30, 60, 120)
+
+
+def judged(found, drawn):
+    """What is counted of one curve: alarms, steps in place, intervals that hold the midpoint, unmarked alarms."""
+    near = 0.05 * np.log((drawn.steps[-1] + drawn.steps[1]) / drawn.steps[1])
+    off = [abs(np.log((t.midpoint + drawn.steps[1]) / (drawn.midpoint + drawn.steps[1]))) for t in found]
+    return {
+        "alarm": bool(found),
+        "unmarked": any(not any(t.onset <= b <= t.end for b in drawn.boundaries) for t in found),
+        "in_place": any(o <= near for o in off),
+        "covered": bool(found) and found.main.low <= drawn.midpoint <= found.main.high,
+        "several": len(found) > 1,
+        "not_judged": not found.judged,
+        "statistic": found.statistic,
+    }
+
+
+def rows(kinds, curves, points=POINTS):
+    for kind, draw in kinds.items():
+        for i in range(curves):
+            rng = np.random.default_rng([zlib.crc32(kind.encode()), i])
+            drawn = draw(points[i % len(points)], rng)
+            found = transitions(drawn.steps, drawn.values, clock=drawn.clock, draws=100)
+            yield {"kind": kind, "points": len(drawn.steps), **judged(found, drawn)}
+
+
+def summary(frame, column, group="kind"):
+    """The share of a column by kind, with its 95% interval (Clopper and Pearson)."""
+    out = []
+    for kind, part in frame.groupby(group, sort=False):
+        hits = int(part[column].sum())
+        low, high = binomtest(hits, len(part)).proportion_ci()
+        out.append(
+            {group: kind, "curves": len(part), column: hits, "share": hits / len(part), "low": low, "high": high}
+        )
+    return pd.DataFrame(out)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", choices=["development", "held_out"])
+    parser.add_argument("--curves", type=int, default=200, help="of each kind")
+    parser.add_argument("--save", help="a CSV file for what was found in every curve")
+    options = parser.parse_args()
+    made = importlib.import_module(options.kinds)
+    null = pd.DataFrame(rows(made.NULLS, options.curves))
+    step = pd.DataFrame(rows(made.STEPS, options.curves))
+    tables = [
+        summary(null, "unmarked").assign(what="false alarms"),
+        summary(null, "not_judged").assign(what="not judged"),
+        summary(step, "in_place").assign(what="found in place"),
+        summary(step[step.alarm], "covered").assign(what="interval holds the midpoint"),
+        summary(step, "several").assign(what="more than one reported"),
+    ]
+    table = pd.concat([t.rename(columns={t.columns[2]: "count"}) for t in tables])
+    columns = ["what", "kind", "curves", "count", "share", "low", "high"]
+    table[columns].to_csv(Path(__file__).with_name(f"{options.kinds}.csv"), index=False, float_format="%.3f")
+    print(table[columns].to_string(index=False, float_format="%.3f"))
+    if options.save:
+        pd.concat([null, step]).to_csv(options.save, index=False)
+
+
+if __name__ == "__main__":
+    main()
