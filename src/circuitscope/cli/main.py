@@ -16,6 +16,7 @@ with interrupts.leaving_at_once():
     from circuitscope.cli import (
         analyze,
         doctor,
+        evaluate,
         models,
         phi,
         plot,
@@ -47,6 +48,7 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("analyze")(analyze.analyze)
+app.command("evaluate")(evaluate.evaluate)
 app.command("sweep")(sweep.sweep)
 app.command("runs")(runs.runs)
 app.command("zoom")(zoom.zoom)
