@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from circuitscope import models as models
     from circuitscope import tasks as tasks
     from circuitscope.analysis.checkpoints.runner import analyze as analyze
+    from circuitscope.analysis.evaluation import evaluate as evaluate
     from circuitscope.analysis.probes.over_run import probe as probe
     from circuitscope.analysis.reading.mixing_matrix import phi as phi
     from circuitscope.analysis.reading.mixing_matrix import phi_chunks as phi_chunks
@@ -48,6 +49,7 @@ _PUBLIC = {
     "RunFailed": "errors",
     "UserError": "errors",
     "analyze": "analysis.checkpoints.runner",
+    "evaluate": "analysis.evaluation",
     "model": "models",
     "newest_run": "runs.run",
     "probe": "analysis.probes.over_run",

@@ -16,6 +16,7 @@ with interrupts.leaving_at_once():
     from circuitscope.cli import (
         analyze,
         doctor,
+        evaluate,
         models,
         phi,
         plot,
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("analyze")(analyze.analyze)
+app.command("evaluate")(evaluate.evaluate)
 app.command("sweep")(sweep.sweep)
 app.add_typer(study.app, name="study")
 app.command("runs")(runs.runs)

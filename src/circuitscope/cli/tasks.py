@@ -1,5 +1,6 @@
 """`circuitscope tasks`: the tasks that a model can be trained on, and examples of them."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,9 +13,13 @@ if TYPE_CHECKING:
 
     from circuitscope.tasks import Batch, Role
 
-app = typer.Typer(no_args_is_help=False, help="List the tasks, or show an example of one.")
+app = typer.Typer(no_args_is_help=False, help="List the tasks, show examples of one, or export them.")
 
 
+_Assigned = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any option of the task: --set filler=zero.", show_default=False),
+]
 _LONGEST = 100_000  # tokens in an example that is printed
 
 
@@ -43,12 +48,7 @@ def show(
         int | None, typer.Option(help="Sequence length.", show_default="short enough for a screen")
     ] = None,
     pairs: Annotated[int | None, typer.Option(help="Key-value pairs.", show_default="few enough for a screen")] = None,
-    assign: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Any option of the task: --set filler=zero.", show_default=False
-        ),
-    ] = None,
+    assign: _Assigned = None,
 ) -> None:
     """Print small examples of a task, with roles in colour and the labels below."""
     from rich.console import Console
@@ -67,6 +67,39 @@ def show(
     for row in range(count):
         console.print(_example(batch, row))
     console.print(_legend(cls.roles))
+
+
+@app.command()
+def export(
+    name: Annotated[str, typer.Argument(help="Name of the task.")],
+    out: Annotated[Path, typer.Argument(help="Parquet file to write.")],
+    count: Annotated[int, typer.Option("--examples", help="How many examples.", min=1)] = 3000,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    seed: Annotated[int, typer.Option(help="Seed of the examples.")] = 0,
+    assign: _Assigned = None,
+) -> None:
+    """Write examples of a task to a Parquet file: tokens, labels and roles, with a digest.
+
+    `circuitscope tasks check FILE` compares a file with its digest.
+    """
+    from circuitscope import tasks
+    from circuitscope.config import parse_assignments
+    from circuitscope.errors import escaped
+    from circuitscope.tasks.export import export as write
+
+    task = tasks.task(name, **parse_assignments(assign or []))
+    found = write(task, out, examples=count, split=split, seed=seed)  # type: ignore[arg-type]
+    print(f"{escaped(out)}: {count:,} examples of {name}, split {escaped(split)}, seed {seed}, digest {found}")
+
+
+@app.command()
+def check(file: Annotated[Path, typer.Argument(help="File that export has written.")]) -> None:
+    """Check that an exported file still holds the examples that were written to it."""
+    from circuitscope.errors import escaped
+    from circuitscope.tasks.export import check as checked
+
+    about = checked(file)
+    print(escaped(f"{file}: {about['examples']:,} examples of {about['task']}, digest {about['digest']}, as written"))
 
 
 def _about(cls: type) -> str:

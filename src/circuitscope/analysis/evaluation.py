@@ -1,0 +1,58 @@
+"""What a trained model scores on held-out examples, by the task's own measures and beside the task's baselines."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from circuitscope.arguments import explained
+from circuitscope.errors import UserError
+from circuitscope.runs.run import Run
+from circuitscope.tasks import Batch
+from circuitscope.tasks.measure import Measure
+
+MODEL = "the model"
+_AT_ONCE = 50  # sequences, so that the logits of many labels fit into memory
+
+
+@explained
+def evaluate(run: Run | str | Path, *, step: int | None = None, sequences: int = 3000) -> pd.DataFrame:
+    """The measures of a run's task on its test split, of the model and of the task's baselines.
+
+    Args:
+        step: the checkpoint; by default the last.
+        sequences: how many examples of the test split.
+
+    Returns:
+        One row per measure and answerer: measure, of ("the model" or the name of a baseline), value, low and high (the
+        95% interval of the mean when whole sequences are drawn again), sequences. Baselines have the task's metric.
+    """
+    if sequences < 2:
+        raise UserError(f"an interval needs at least 2 sequences, got {sequences}")
+    run = Run.of(run)
+    task, model = run.config.task, run.load(step)
+    found: dict[tuple[str, str], list[Measure]] = {}
+    for batch in _batches(run, sequences):
+        for name, measure in task.measures(model, batch).items():
+            found.setdefault((name, MODEL), []).append(measure)
+        for name, baseline in task.baselines.items():
+            found.setdefault((task.metric, name), []).append(Measure.at_labels(batch, baseline(batch)))
+    rows = []
+    for (name, of), parts in found.items():
+        measure = Measure.joined(parts)
+        ends = (measure.mean(), *measure.interval())
+        rows.append((name, of, *ends))
+        if name == "loss":
+            rows.append(("perplexity", of, *(math.exp(min(x, 700.0)) for x in ends)))
+    table = pd.DataFrame(rows, columns=["measure", "of", "value", "low", "high"])
+    order = {name: i for i, name in enumerate(dict.fromkeys(table["measure"]))}
+    return table.sort_values("measure", key=lambda names: names.map(order), kind="stable", ignore_index=True).assign(
+        sequences=sequences
+    )
+
+
+def _batches(run: Run, sequences: int) -> Iterator[Batch]:
+    """The first sequences of the test split, some at a time."""
+    for number in range(math.ceil(sequences / _AT_ONCE)):
+        yield run.batch(number, split="test", size=_AT_ONCE).part(slice(0, sequences - number * _AT_ONCE))

@@ -1,0 +1,31 @@
+"""`circuitscope evaluate`: what a run scores on held-out examples, beside the baselines of its task."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def evaluate(
+    run: Annotated[Path | None, typer.Argument(help="Run to evaluate.", show_default="the newest")] = None,
+    step: Annotated[int | None, typer.Option(help="Checkpoint.", show_default="the last")] = None,
+    sequences: Annotated[int, typer.Option(help="Examples of the test split.", min=2)] = 3000,
+) -> None:
+    """Print the measures of the task on its test split, of the model and of simple rules, with 95% intervals.
+
+    The intervals come from drawing whole sequences again. Training never sees the test split.
+    """
+    from circuitscope.analysis.evaluation import evaluate as evaluated
+    from circuitscope.cli.table import print_table
+    from circuitscope.errors import escaped
+    from circuitscope.runs.run import Run, newest_run
+
+    chosen = Run(run) if run is not None else newest_run()
+    table = evaluated(chosen, step=step, sequences=sequences)
+    task = chosen.config.task
+    print(escaped(f"{chosen.name}: {task.name}, {sequences:,} sequences of the test split"))
+    rows = [
+        (row.measure, row.of, f"{row.value:.4f}", f"{row.low:.4f} to {row.high:.4f}")
+        for row in table.itertuples(index=False)
+    ]
+    print_table(("measure", "of", "value", "95% interval"), rows)
