@@ -414,9 +414,9 @@ def _parts(model: HookedModel, batch: Batch, step: Step, name: str, before: Befo
     for layer, product, by_unit, of_layer in layer_weights(opened(model).walk(batch.tokens), EdgeSets((edges,))):
         if not product.hook:  # without a knockout of its own nothing is proved
             continue
-        key, of_units = (layer, product.name), by_unit[edges.name, weightings_of(product)[0]]
+        key, per_unit = (layer, product.name), by_unit[edges.name, weightings_of(product)[0]]
         found[key] = product
-        on_edges.append((key, of_units, of_layer.get(edges.name, of_units)))
+        on_edges.append((key, per_unit, of_layer.get(edges.name, per_unit)))
     here = on_cpu([part for _, *parts in on_edges for part in parts])
     for (key, *_), per_unit, per_layer in zip(on_edges, here[::2], here[1::2], strict=True):
         value, stderr, _ = summarize(per_unit)
