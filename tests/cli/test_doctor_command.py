@@ -30,6 +30,11 @@ def test_a_device_that_is_not_there_is_refused():
         command.doctor(device="cuda")
 
 
+def test_a_device_of_another_name_is_refused_with_the_nearest():
+    with pytest.raises(UserError, match=r"^unknown device 'cudda'; did you mean 'cuda'\? valid: auto, cpu, cuda, mps"):
+        command.doctor(device="cudda")
+
+
 @pytest.mark.parametrize("case", kernels.CASES, ids=lambda case: case.name)
 def test_every_kernel_agrees_with_its_reference(case):
     found = kernels.check_kernel(case, CPU, torch.float32)

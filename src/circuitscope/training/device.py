@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from circuitscope.config.train import TrainConfig
-from circuitscope.errors import UserError
+from circuitscope.errors import UserError, unknown
 from circuitscope.memory import keep_freed_memory
 from circuitscope.models.dtype import default_dtype
 from circuitscope.training.matrix_unit import avoid_trap
@@ -19,6 +19,8 @@ def choose_device(name: str) -> torch.device:
     have = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return torch.device(next(d for d in ("cuda", "mps", "cpu") if have[d]))
+    if name not in have:
+        raise unknown("device", name, ["auto", *have])
     if not have[name]:
         present = ", ".join(d for d, there in have.items() if there)
         raise UserError(f"device '{name}' is not available; this machine has: {present}")
