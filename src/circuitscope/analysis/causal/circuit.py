@@ -11,7 +11,7 @@ head).
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -110,7 +110,7 @@ class Circuit:
     @property
     def solved(self) -> bool:
         """Whether accuracy is more than 2 points above chance."""
-        return bool(self.tried) and self.tried[0].effect.before > self.chance + 0.02
+        return _recalls(self.tried, self.chance)
 
     @property
     def found(self) -> bool:
@@ -295,8 +295,8 @@ def circuit_of(rows: pd.DataFrame) -> Circuit:
 def find_circuit(model: HookedModel, batch: Batch) -> Circuit:
     """Tries both steps in every layer and factor, at the value and up to 3 positions after it.
 
-    Positions after the value are tried only where no place carries the step at the value itself, and not on repeated
-    blocks, where they are values too.
+    Positions after the value are tried only where no place carries the step at the value itself, not on repeated
+    blocks, where they are values too, and not in a model that does not recall, where there is nothing to find.
     """
     check_batch(batch)
     steps = _edges_of_steps(batch.layout)
@@ -306,6 +306,7 @@ def find_circuit(model: HookedModel, batch: Batch) -> Circuit:
         raise UserError(ahead)
     tried: list[Part] = []
     before: Before = {}
+    chance = _chance(batch)
     best: dict[Step, Part | None] = {}
     for step, edges in steps.items():
         best[step] = None
@@ -315,9 +316,10 @@ def find_circuit(model: HookedModel, batch: Batch) -> Circuit:
             used = [p for p in here if p.used]
             if used:
                 best[step] = max(used, key=_rank)
+            if used or not _recalls(tried, chance):
                 break
     binding, recall = best["binding"], best["recall"]
-    return Circuit(tried, binding, recall, _composition(model, binding, recall), _chance(batch))
+    return Circuit(tried, binding, recall, _composition(model, binding, recall), chance)
 
 
 def _edges_of_steps(layout: Layout) -> dict[Step, str]:
@@ -335,6 +337,10 @@ def _chance(batch: Batch) -> float:
     where, _ = batch.labelled()
     periods = torch.as_tensor(batch.layout.period).expand(len(batch))[where // batch.tokens.shape[1]]
     return float((1 / periods).mean())
+
+
+def _recalls(tried: Sequence[Part], chance: float) -> bool:
+    return bool(tried) and tried[0].effect.before > chance + 0.02
 
 
 def _answer(part: Part) -> str:
