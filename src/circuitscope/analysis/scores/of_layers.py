@@ -81,7 +81,7 @@ def _of_reading(reading: Reading, edges: EdgeSets) -> Iterator[tuple[Product, Of
             continue
         if name not in made:
             made |= _sums(reading, product, [*products.values()], edges.listed)
-        yield product, *_shares(made.pop(name), edges)
+        yield product, *_from_sums(made.pop(name), edges)
 
 
 def _of_shares(reading: Reading, product: Product, sets: Sequence[Edges]) -> tuple[OfUnits, dict[str, WholeLayer]]:
@@ -97,7 +97,7 @@ def _of_shares(reading: Reading, product: Product, sets: Sequence[Edges]) -> tup
     return of_units, {name: weight for (name, _), weight in whole.items()}
 
 
-def _shares(sums: EdgeSums, edges: EdgeSets) -> tuple[OfUnits, dict[str, WholeLayer]]:
+def _from_sums(sums: EdgeSums, edges: EdgeSets) -> tuple[OfUnits, dict[str, WholeLayer]]:
     """Weights from sums: averages over the destinations of each sequence."""
     sets, (row, place) = edges.sets, edges.of_listed
     device = sums.signed.device
