@@ -11,6 +11,7 @@ from circuitscope.analysis.phases.detection import Order, Transitions, Verdict, 
 from circuitscope.analysis.registry import Row, run_analysis
 from circuitscope.analysis.scores.registry import shown_in
 from circuitscope.errors import UserError
+from circuitscope.mixers.matched_token import MATCHED
 from circuitscope.runs.run import Run
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def curves_of(run: Run, scores: pd.DataFrame | None = None) -> dict[str, Curve]:
 
 def at_places(scores: pd.DataFrame, score: str) -> pd.DataFrame:
     """The rows of a score for each place: a head, or a whole layer where the units are channels, which are too many."""
-    rows = scores[(scores.score == score) & (scores.weighting != "signed")]
+    rows = scores[(scores.score == score) & ~scores.weighting.isin(("signed", "uniform"))]
     whole_layer = rows["head"].isna()
     return rows[~((rows.unit == "head") & whole_layer | (rows.unit == "channel") & ~whole_layer).fillna(False)]
 
@@ -137,10 +138,15 @@ def curve_at(scores: pd.DataFrame, place: "pd.Series[Any]") -> pd.DataFrame:
 
 
 def place_name(row: "pd.Series[Any]") -> str:
-    """L1H0 for a head, L0 composed for a whole layer, only the factor where the row is about the whole model."""
+    """L1H0 for a head, L0 composed for a whole layer, only the factor where the row is about the whole model.
+
+    A head whose matrix is not its Φ but a reading of it is called so: L0H0 matched.
+    """
     if pd.isna(row.layer):
         return str(row.factor)
-    return f"L{row.layer} {row.factor}" if pd.isna(row["head"]) else f"L{row.layer}H{row['head']}"
+    if pd.isna(row["head"]):
+        return f"L{row.layer} {row.factor}"
+    return f"L{row.layer}H{row['head']}{f' {MATCHED}' if row.factor == MATCHED else ''}"
 
 
 def timeline(run: Run, scores: pd.DataFrame | None = None) -> Timeline:
