@@ -1,4 +1,4 @@
-"""Which token's key a query matched: N by its definition, where it is known by construction, and through every option."""
+"""Which token's key a query matched: N by hand, by its definition, and where it is known by construction."""
 
 import pytest
 import torch

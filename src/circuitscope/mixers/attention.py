@@ -16,7 +16,7 @@ from circuitscope.errors import UserError
 from circuitscope.hooks import hook, wanted
 from circuitscope.kernels.attention import causal_scores, fused_attention
 from circuitscope.memory import check_fits
-from circuitscope.mixers.matched_token import key_parts, matched_token
+from circuitscope.mixers.matched_token import MATCHED, key_parts, matched_token
 from circuitscope.mixers.mixer import MixerConfig, check_divides
 from circuitscope.mixers.positions import alibi, check_rotates, rotate
 from circuitscope.mixers.reading import Build, Factor, Reading
@@ -180,7 +180,7 @@ class Attention(nn.Module):
                 parts = key_parts(x, read.matrix, lags, self.W_K[heads], gate, self.positions == "rope")
                 return matched_token(pattern(heads), q[:, :, heads], parts)
 
-            beside.append(Factor("matched", "head", self.n_heads, matched, shares=True, causal=causal))
+            beside.append(Factor(MATCHED, "head", self.n_heads, matched, shares=True, causal=causal))
         return Reading(
             x.shape,
             factors=(

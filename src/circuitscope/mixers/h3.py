@@ -39,10 +39,10 @@ class H3(nn.Module):
     """Φ_ij = (q_i · k̃_j)(K_{i−j} + D δ_ij), per head; by default every head has one channel.
 
     K is the kernel of S4D-Lin with bilinear discretization, in real arithmetic on N/2 conjugate pairs. `hook_k` holds
-    k̃, after the shift-SSM, whose matrix, with D_k, is at `hook_phi_conv_k`. `hook_state` holds the S4D states, complex
-    [batch, pos, channel, N/2]. With head_dim a > 1 its channels are the products k̃_a v_b of each head, head · a² in all. The state of the shift-SSM, the last inputs
-    of k, has no hook. `state_size` counts both states: N − 1 inputs for the shift, as for a conv of N taps, and 2 for
-    each complex number.
+    k̃, after the shift-SSM, whose matrix, with D_k, is at `hook_phi_conv_k`. `hook_state` holds the S4D states,
+    complex [batch, pos, channel, N/2]. With head_dim a > 1 its channels are the products k̃_a v_b of each head, head
+    · a² in all. The state of the shift-SSM, the last inputs of k, has no hook. `state_size` counts both states: N − 1
+    inputs for the shift, as for a conv of N taps, and 2 for each complex number.
     """
 
     log_A_real: nn.Parameter

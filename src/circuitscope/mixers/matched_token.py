@@ -17,6 +17,7 @@ from torch import Tensor
 from circuitscope.mixers.positions import rotate
 from circuitscope.mixers.reading import SLICE_BYTES, Build, slices_of
 
+MATCHED = "matched"  # the name of N in a layer's reading
 Heads = Float[Tensor, "batch pos head d_head"]
 Stream = Float[Tensor, "batch pos d_model"]
 Pattern = Float[Tensor, "batch head dest src"]

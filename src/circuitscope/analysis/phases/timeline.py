@@ -15,6 +15,7 @@ from circuitscope.analysis.scores.registry import shown_in
 from circuitscope.config import RunConfig
 from circuitscope.config.rate import learning_time
 from circuitscope.errors import UserError
+from circuitscope.mixers.matched_token import MATCHED
 from circuitscope.runs.run import Run
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def curves_of_part(part: "Part") -> tuple[str, str]:
 
 def at_places(scores: pd.DataFrame, score: str) -> pd.DataFrame:
     """The rows of a score for each place: a head, or a whole layer where the units are channels, which are too many."""
-    rows = scores[(scores.score == score) & (scores.weighting != "signed")]
+    rows = scores[(scores.score == score) & ~scores.weighting.isin(("signed", "uniform"))]
     whole_layer = rows["head"].isna()
     return rows[~((rows.unit == "head") & whole_layer | (rows.unit == "channel") & ~whole_layer).fillna(False)]
 
@@ -198,10 +199,15 @@ def curve_at(scores: pd.DataFrame, place: "pd.Series[Any]") -> pd.DataFrame:
 
 
 def place_name(row: "pd.Series[Any]") -> str:
-    """L1H0 for a head, L0 composed for a whole layer, only the factor where the row is about the whole model."""
+    """L1H0 for a head, L0 composed for a whole layer, only the factor where the row is about the whole model.
+
+    A head whose matrix is not its Φ but a reading of it is called so: L0H0 matched.
+    """
     if pd.isna(row.layer):
         return str(row.factor)
-    return f"L{row.layer} {row.factor}" if pd.isna(row["head"]) else f"L{row.layer}H{row['head']}"
+    if pd.isna(row["head"]):
+        return f"L{row.layer} {row.factor}"
+    return f"L{row.layer}H{row['head']}{f' {MATCHED}' if row.factor == MATCHED else ''}"
 
 
 def timeline(run: Run, scores: pd.DataFrame | None = None) -> Timeline:

@@ -63,6 +63,10 @@ class Edges:
             )
         return matrix[self.sequence, :, self.dest, self.src]
 
+    def uniform(self) -> Float[Tensor, "batch one"]:
+        """The weight on the edges of a matrix whose rows are even: 1 / (dest + 1) on every position up to dest."""
+        return self.total(1.0 / (self.dest[:, None] + 1))
+
     def total(self, per_edge: Float[Tensor, "edge head"]) -> Float[Tensor, "batch head"]:
         """Σ over the edges of a destination, averaged over the destinations of a sequence."""
         total = per_edge.new_zeros(len(self.dests), per_edge.shape[1]).index_add_(0, self.sequence, per_edge)
@@ -88,6 +92,18 @@ def recall(layout: Layout, offset: int = 0) -> Edges:
     value_pos, query_pos = _pairs(layout, "recall")
     answers = value_pos.gather(1, layout.answering())
     return _between(layout, "recall", query_pos.repeat(1, layout.passes), answers, src_offset=offset)
+
+
+@edge_score("binding+1", "at the position after a context value, on its key", needs="pairs", shown=("timeline",))
+def binding_after(layout: Layout) -> Edges:
+    """`binding` one position later, where a short conv often brings key and value together."""
+    return binding(layout, 1)
+
+
+@edge_score("recall+1", "at a query, on the position after the bound value", needs="answers", shown=("timeline",))
+def recall_after(layout: Layout) -> Edges:
+    """`recall` from one position after the value."""
+    return recall(layout, 1)
 
 
 @edge_score("value", "at a query, on all values", needs="answers", shown=("table", "timeline", "figure"))
