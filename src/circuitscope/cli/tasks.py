@@ -82,12 +82,16 @@ def export(
 
     `circuitscope tasks check FILE` compares a file with its digest.
     """
+    from typing import get_args
+
     from circuitscope import tasks
     from circuitscope.config import parse_assignments
-    from circuitscope.errors import escaped
+    from circuitscope.errors import escaped, unknown
     from circuitscope.tasks.export import export as write
 
     task = tasks.task(name, **parse_assignments(assign or []))
+    if split not in get_args(tasks.Split):
+        raise unknown("split", split, get_args(tasks.Split))
     found = write(task, out, examples=count, split=split, seed=seed)  # type: ignore[arg-type]
     print(f"{escaped(out)}: {count:,} examples of {name}, split {escaped(split)}, seed {seed}, digest {found}")
 

@@ -27,10 +27,10 @@ class CompoundRecall(Recall):
     small: ClassVar = {"length": 24, "pairs": 4, "vocab_size": 60}
     recipe: ClassVar = {
         "task.examples": None,
-        "train.lr": 2e-3,
+        "train.lr": 5e-3,
         "train.weight_decay": 0.1,
         "train.schedule": "cosine",
-        "train.steps": 4000,
+        "train.steps": 800,
     }
 
     name: Literal["compound_recall"] = "compound_recall"

@@ -115,6 +115,11 @@ class MQAR(Recall):
         return self.passes
 
     @property
+    def chance(self) -> float:
+        """The accuracy of answering with any value of the context, of which updates add some."""
+        return 1 / (self.pairs + self.updates)
+
+    @property
     def _quiet(self) -> int:
         """The tokens that are not noise."""
         return self.vocab_size - (self.vocab_size // 8 if self.noise else 0)

@@ -1,0 +1,72 @@
+"""Copying: the answer is the string, or what follows its n-gram, and exact match needs all of it."""
+
+import numpy as np
+import pytest
+import torch
+
+import circuitscope as cs
+from circuitscope.tasks import NO_LABEL, Role
+from circuitscope.tasks.copy import BAR, END, LETTERS, PAD, START
+
+forms = pytest.mark.parametrize("form", ["string", "prefix", "suffix"])
+
+
+@forms
+def test_the_labels_are_the_answer_and_the_end_mark(form):
+    task = cs.task("copy", form=form, ngram=2, answer=3)
+    batch = task.batch(0, size=60)
+    for tokens, labels in zip(batch.tokens.tolist(), batch.labels.tolist(), strict=True):
+        end = tokens.index(END)
+        assert tokens[0] == START
+        assert set(tokens[end + 1 :]) <= {PAD}
+        parts, here = [], []
+        for token in tokens[1:end]:
+            if token == BAR:
+                parts.append(here)
+                here = []
+            else:
+                here.append(token)
+        string = parts[1] if form == "prefix" else parts[0]
+        assert 5 <= len(string) <= 19
+        if form == "string":
+            assert here == string
+        else:
+            gram = parts[0] if form == "prefix" else parts[1]
+            places = [i for i in range(len(string) - 1) if string[i : i + 2] == gram]
+            assert len(places) == 1  # so the answer is unique
+            assert here == string[places[0] + 2 : places[0] + 5]
+        begin = end - len(here) - 1
+        assert labels == [NO_LABEL] * begin + [*here, END] + [NO_LABEL] * (len(tokens) - end)
+
+
+@forms
+def test_the_layout_says_which_letter_of_the_string_answers(form):
+    batch = cs.task("copy", form=form, answer=2, shortest=6).batch(0, size=60)
+    at = batch.layout
+    answers = batch.tokens.gather(1, at.answer_pos())
+    assert torch.equal(answers, batch.labels.gather(1, at.query_pos))
+    assert (at.roles.gather(1, at.answer_pos()) == Role.VALUE).all()
+    assert torch.equal(at.roles == Role.QUERY, batch.labels != NO_LABEL)
+
+
+def test_lengths_and_letters_are_uniform():
+    batch = cs.task("copy").batch(0, size=6000)
+    lengths = (batch.layout.roles == Role.VALUE).sum(dim=1).numpy()
+    counts = np.bincount(lengths)[5:]
+    assert len(counts) == 15
+    assert ((counts - 400) ** 2 / 400).sum() < 14 + 5 * np.sqrt(28)
+    first = np.bincount(batch.tokens[:, 1].numpy() - LETTERS, minlength=26)
+    assert ((first - 6000 / 26) ** 2 / (6000 / 26)).sum() < 25 + 5 * np.sqrt(50)
+
+
+def test_exact_match_needs_every_character():
+    task = cs.task("copy")
+    batch = task.batch(0, size=10)
+    _, target = batch.labelled()
+    logits = torch.nn.functional.one_hot(target, task.vocab_size).float()
+    assert task.outcomes(batch, logits)["exact match"].nanmean() == 1
+    logits[0] = logits[0].roll(1)  # the first character of the first string
+    found = task.outcomes(batch, logits)
+    assert found["exact match"].nanmean() == pytest.approx(0.9)
+    assert found["accuracy"].mean() == pytest.approx(1 - 1 / len(target))
+    assert (~found["exact match"].isnan()).sum() == 10
