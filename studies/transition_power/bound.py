@@ -34,8 +34,8 @@ def axis(steps):
 
 
 def evaluations(points, spacing):
-    """Steps of evaluations: even from 0, or log-spaced."""
-    return np.arange(points) * 50.0 if spacing == "even" else np.geomspace(10, 3000, points).round()
+    """Every 50 steps from 0, or from 10 to 10,000 in equal factors."""
+    return 50.0 * np.arange(points) if spacing == "even" else np.geomspace(10, 10_000, points)
 
 
 def correlated(points, curves, rho, rng):
