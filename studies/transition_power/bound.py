@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from curves import ar1
 from scipy.special import logsumexp
 
-from circuitscope.analysis.phases.evidence import axis, sigmoid
-from circuitscope.analysis.phases.simulation import correlated, evaluations
+from circuitscope.analysis.phases.mixture import sigmoid
 
 SIZE, LEVEL = 5.0, 0.05
 OFFSET, FACTOR = (
@@ -25,6 +25,22 @@ OFFSET, FACTOR = (
 )  # standard deviation of a curve's offset and of its baseline's factor, in sigma of the steps
 RHOS, SIGMAS = (0.0, 0.5, 0.8), (0.8, 1.2, 1.8, 2.6)  # of the curves without a step; SIGMAS in sigma of the steps
 STEPPED, SMOOTH, SHAPES, ROUNDS = 1500, 400, 1200, 80
+
+
+def axis(steps):
+    """u = log(step + s0) and s0: the first positive step where the curve starts at step 0, else 0."""
+    s0 = float(steps[steps > 0][0]) if steps[0] <= 0 else 0.0
+    return np.log(steps + s0), s0
+
+
+def evaluations(points, spacing):
+    """Every 50 steps from 0, or from 10 to 10,000 in equal factors."""
+    return 50.0 * np.arange(points) if spacing == "even" else np.geomspace(10, 10_000, points)
+
+
+def correlated(points, curves, rho, rng):
+    """AR(1) noise [step, curve] with standard deviation 1."""
+    return np.stack([ar1(points, rho, rng) for _ in range(curves)], axis=1)
 
 
 def baselines(steps):

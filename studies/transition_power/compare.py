@@ -18,8 +18,7 @@ from pathlib import Path
 import development
 import numpy as np
 import pandas as pd
-from curves import Drawn
-from judge import POINTS
+from curves import POINTS, Drawn
 
 NULLS = ("constant, ρ 0.5", "exponential, ρ 0", "two exponentials, ρ 0.5", "power law, ρ 0.5", "stretched, ρ 0",
          "logarithm, ρ 0.8", "exponential, falling", "schedule", "accuracy rising to 1")  # fmt: skip
@@ -73,7 +72,7 @@ METHODS = {
 }
 
 
-def main(methods, curves=40):
+def main(methods, curves=8):
     kinds = {name: development.NULLS[name] for name in NULLS}
     kinds |= {name: draw for name, draw in development.STEPS.items() if ", 12 σ" in name}
     rows = []
@@ -96,4 +95,4 @@ def main(methods, curves=40):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["mixture"])
+    main(sys.argv[1:] or list(METHODS)[:1])

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+POINTS = (20, 30, 60, 120)  # evaluations of a curve, in turn
+
 
 @dataclass(frozen=True)
 class Drawn:

@@ -118,9 +118,4 @@ def _stepped(null, step, size):
 
 _SHAPES = {"logistic": logistic, "sudden onset": gompertz, "straight": straight}
 _UNDER = ("linear schedule", "heavy tails (t, 3 degrees)", "moving average", "noise that grows")
-STEPS = {
-    f"{null}, {shape}, {size} σ": _stepped(null, step, size)
-    for size in (12, 20)
-    for null in _UNDER
-    for shape, step in _SHAPES.items()
-}
+STEPS = {f"{null}, {shape}, 12 σ": _stepped(null, step, 12) for null in _UNDER for shape, step in _SHAPES.items()}

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from curves import POINTS
 from scipy.stats import binomtest
 
 from circuitscope.analysis.phases.detection import transitions
-
-POINTS = (20, 30, 60, 120)
 
 
 def judged(found, drawn):
@@ -38,7 +37,7 @@ def rows(kinds, curves, points=POINTS):
         for i in range(curves):
             rng = np.random.default_rng([zlib.crc32(kind.encode()), i])
             drawn = draw(points[i % len(points)], rng)
-            found = transitions(drawn.steps, drawn.values, clock=drawn.clock, draws=100)
+            found = transitions(drawn.steps, drawn.values, clock=drawn.clock, draws=60)
             yield {"kind": kind, "points": len(drawn.steps), **judged(found, drawn)}
 
 
@@ -58,24 +57,31 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", choices=["development", "held_out"])
     parser.add_argument("--curves", type=int, default=200, help="of each kind")
-    parser.add_argument("--save", help="a CSV file for what was found in every curve")
+    parser.add_argument("--only", choices=["nulls", "steps"], help="one half of the work; the table keeps the other")
     options = parser.parse_args()
     made = importlib.import_module(options.kinds)
-    null = pd.DataFrame(rows(made.NULLS, options.curves))
-    step = pd.DataFrame(rows(made.STEPS, options.curves))
-    tables = [
-        summary(null, "unmarked").assign(what="false alarms"),
-        summary(null, "not_judged").assign(what="not judged"),
-        summary(step, "in_place").assign(what="found in place"),
-        summary(step[step.alarm], "covered").assign(what="interval holds the midpoint"),
-        summary(step, "several").assign(what="more than one reported"),
-    ]
+    tables = []
+    if options.only != "steps":
+        null = pd.DataFrame(rows(made.NULLS, options.curves))
+        tables += [
+            summary(null, "unmarked").assign(what="false alarms"),
+            summary(null, "not_judged").assign(what="smooth, not judged"),
+        ]
+    if options.only != "nulls":
+        step = pd.DataFrame(rows(made.STEPS, options.curves))
+        tables += [
+            summary(step, "in_place").assign(what="found in place"),
+            summary(step[step.alarm], "covered").assign(what="interval holds the midpoint"),
+            summary(step, "several").assign(what="more than one reported"),
+        ]
     table = pd.concat([t.rename(columns={t.columns[2]: "count"}) for t in tables])
-    columns = ["what", "kind", "curves", "count", "share", "low", "high"]
-    table[columns].to_csv(Path(__file__).with_name(f"{options.kinds}.csv"), index=False, float_format="%.3f")
-    print(table[columns].to_string(index=False, float_format="%.3f"))
-    if options.save:
-        pd.concat([null, step]).to_csv(options.save, index=False)
+    table = table[["what", "kind", "curves", "count", "share", "low", "high"]]
+    path = Path(__file__).with_name(f"{options.kinds}.csv")
+    if options.only and path.exists():
+        before = pd.read_csv(path)
+        table = pd.concat([before[~before.what.isin(table.what)], table])
+    table.to_csv(path, index=False, float_format="%.3f")
+    print(table.to_string(index=False, float_format="%.3f"))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def test_the_order_of_events_is_reported(default_run, default_scores):
     assert rises["recall L1H0"].size > 0.5
     assert rises["accuracy"].size > 0.5
     assert rises["loss"].size < 0
-    happened = {event.name: event.step for event in when.order.events}
+    happened = {event.name: event.step for event in when.order(circuits(default_run)[1500]).events}
     assert happened["binding L0H0"] < happened["recall L1H0"]
     assert list(happened.values()) == sorted(happened.values())
     assert {"loss", "accuracy"} <= happened.keys()

@@ -147,3 +147,16 @@ def test_what_is_not_there_is_refused(options, says):
         decay({"run": decay_table(RATES)}, **options)
     with pytest.raises(UserError, match="at least one run"):
         decay({})
+
+
+def test_the_loss_bump_is_shaded_where_steps_are_the_axis_and_of_several_runs_a_bar_on_top():
+    *profiles, first, second = panels(decay({"run": decay_table(RATES)}, bump=(300, 600)))
+    assert [len(a.patches) for a in profiles] == [0, 0]
+    for axes in (first, second):
+        (span,) = axes.patches
+        assert (span.get_x(), span.get_width()) == (300, 300)
+    both = decay({"a": decay_table(RATES), "b": decay_table(RATES)}, bump={"a": (300, 600), "b": None})
+    (bar,) = panels(both)[-1].patches
+    assert bar.get_x() == 300
+    assert 0.9 < bar.get_y() < 1
+    assert panels(decay({"run": decay_table(RATES)}))[-1].patches == []

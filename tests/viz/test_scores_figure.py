@@ -142,3 +142,12 @@ def test_the_data_are_the_curves():
     data = scores({"run": table}).data
     assert list(data) == ["run", "score", "place", "step", "value", "stderr"]
     assert data.values.tolist() == [["run", "recall", "L1H0", s, v, 0.02] for s, v in zip(STEPS, [0.1, 0.2, 0.3])]  # noqa: B905
+
+
+def test_the_loss_bump_is_shaded_in_every_panel():
+    table = score_table({("recall", 0, 0, "pattern"): [0.1, 0.2, 0.3], ("binding", 0, 0, "pattern"): [0, 0, 1]}, STEPS)
+    figure = scores({"run": table}, bump={"run": (400, 700)})
+    for axes in shown(figure).values():
+        (span,) = axes.patches
+        assert (span.get_x(), span.get_width()) == (400, 300)
+    assert "loss bump, steps 400 to 700" in entries(figure)

@@ -199,3 +199,14 @@ def test_phases_are_a_table_of_the_run_without_steps(run):
     saved = pd.read_parquet(run.path / "analysis" / "phases-16.parquet")
     assert len(saved) == len(frame)
     assert (run.path / "analysis" / "scores-16.parquet").exists()
+
+
+def test_phases_of_some_checkpoints_do_not_take_the_place_of_those_of_all(run):
+    path = run.path / "analysis" / "phases-16.parquet"
+    path.unlink(missing_ok=True)
+    analysis_table(run, "phases", steps=run.steps[:2], sequences=16)
+    assert not path.exists()
+    analysis_table(run, "phases", sequences=16)
+    before = path.read_bytes()
+    analysis_table(run, "phases", steps=run.steps[:2], sequences=16)
+    assert path.read_bytes() == before

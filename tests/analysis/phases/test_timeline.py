@@ -6,9 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from circuitscope.analysis.phases.timeline import at_places, curves_of, place_name, strongest
+from circuitscope.analysis.causal.circuit import Circuit, Part
+from circuitscope.analysis.causal.interventions import Effect
+from circuitscope.analysis.phases.detection import transitions
+from circuitscope.analysis.phases.timeline import Timeline, at_places, curves_of, epoch_steps, place_name, strongest
+from circuitscope.analysis.phases.verdict import verdict
 from circuitscope.analysis.registry import ANALYSES
 from circuitscope.config import RunConfig
+from circuitscope.config.rate import learning_time
 from circuitscope.runs.run import Run
 
 STEPS = [0, 100, 200]
@@ -60,3 +65,64 @@ def test_the_single_head_of_a_mixer_is_on_the_timeline(tmp_path):
     frame = table(("recall", 1, 0, "linear_attention", "head", [0, 0.1, 0.9]))
     curves = curves_of(Run(tmp_path / "run"), frame)
     assert curves["recall L1H0"].values.tolist() == [0, 0.1, 0.9]
+
+
+def test_after_a_zoom_loss_and_accuracy_come_from_the_checkpoints(tmp_path):
+    """Seen on a real run: evaluations every 50 steps were used though every dense checkpoint was scored."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(RunConfig.build("attention", "mqar").dump())
+    held = {"split": "validation", "loss": 1.0, "accuracy": 0.5, "loss_per_batch": [1.0], "accuracy_per_batch": [0.5]}
+    lines = [json.dumps({"step": step, **held}) + "\n" for step in (0, 200)]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(lines))
+    frame = table(("loss", None, None, "model", None, [3, 2, 1]), ("accuracy", None, None, "model", None, [0, 0.5, 1]))
+    assert curves_of(Run(tmp_path / "run"), frame)["loss"].values.tolist() == [3, 2, 1]
+    assert curves_of(Run(tmp_path / "run"))["loss"].values.tolist() == [1, 1]
+
+
+def test_time_is_the_sum_of_the_learning_rates():
+    config = RunConfig.build("attention", "mqar", steps=100, warmup=0.1, lr=1.0)
+    assert learning_time([0, 10, 20], config.train) == pytest.approx([0, 5.5, 15.5])
+
+
+EVENTS = np.linspace(0, 1500, 31)
+
+
+def rises_at(step):
+    return transitions(EVENTS, 1 / (1 + np.exp(-(EVENTS - step) / 20)), draws=20)
+
+
+def part(step, edges, layer, lost):
+    return Part(step, edges, layer, 0, "pattern", True, 0.9, 0.01, (0, 0.9), Effect(1.0, 1 - lost, lost, 0.01, 64))
+
+
+def made_up(**found):
+    judged = verdict(EVENTS, np.zeros(31), np.zeros(31), 0.25)
+    return Timeline("run", found, judged, "accuracy", (612.5, 1225.0))
+
+
+def test_only_what_a_knockout_backs_enters_the_order():
+    """Seen on a real run: binding "rises, then recall" though cutting the binding edges cost 0.00."""
+    found = {
+        "binding L0H0": rises_at(400),
+        "recall L1H0": rises_at(700),
+        "accuracy": rises_at(900),
+        "loss": rises_at(900),
+    }
+    timeline = made_up(**found)
+    recall = part("recall", "recall", 1, 0.9)
+    circuit = Circuit([part("binding", "binding", 0, 0.0), recall], None, recall, None, 0.25)
+    assert timeline.order(circuit).events[0].name == "recall L1H0"
+    assert "binding L0H0" not in [e.name for e in timeline.order(circuit).events]
+    binding = part("binding", "binding", 0, 0.9)
+    both = Circuit([binding, recall], binding, recall, None, 0.25)
+    assert [e.name for e in timeline.order(both).events][:2] == ["binding L0H0", "recall L1H0"]
+    assert {e.name for e in timeline.order().events} == {"loss", "accuracy"}
+
+
+def test_an_epoch_that_begins_within_a_transition_is_marked():
+    timeline = made_up(loss=rises_at(610), accuracy=rises_at(900))
+    assert [row["epoch"] for row in timeline.rows()][:1] == [612.5]
+    assert np.isnan([row["epoch"] for row in timeline.rows()][1])
+    config = RunConfig.build("attention", "mqar", examples=640, batch_size=64, steps=25)
+    assert epoch_steps(config) == (10, 20)
+    assert epoch_steps(RunConfig.build("attention", "mqar", examples=None)) == ()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from circuitscope.analysis.causal.circuit import Circuit, Part
 from circuitscope.analysis.phases.detection import Transition, Transitions, transitions
 from circuitscope.analysis.phases.order import Order, order
 from circuitscope.analysis.phases.verdict import Verdict, largest_fall, verdict
@@ -19,7 +20,6 @@ from circuitscope.mixers.matched_token import MATCHED
 from circuitscope.runs.run import Run
 
 if TYPE_CHECKING:
-    from circuitscope.analysis.causal.circuit import Circuit, Part
     from circuitscope.analysis.checkpoints.results import Results
 
 F64 = np.ndarray[Any, np.dtype[np.float64]]
@@ -72,7 +72,7 @@ class Timeline:
         """The step within a transition at which the data begins to repeat: it may be what the transition shows."""
         return next((step for step in self.epochs if one.onset <= step <= one.end), None)
 
-    def order(self, circuit: "Circuit | None" = None) -> Order:
+    def order(self, circuit: Circuit | None = None) -> Order:
         """The order of loss, metric, and the scores of those parts of the circuit that a knockout backs."""
         parts = () if circuit is None else circuit.parts
         named = {"loss", self.metric, *(name for part in parts for name in curves_of_part(part))}
@@ -168,7 +168,7 @@ def loss_bump(run: Run) -> tuple[float, float] | None:
     return None if drop is None else (drop.onset, drop.end)
 
 
-def curves_of_part(part: "Part") -> tuple[str, str]:
+def curves_of_part(part: Part) -> tuple[str, str]:
     """The names that the curve of a circuit's part may have."""
     return f"{part.edges} {part.place}", f"{part.step} L{part.layer} composed"
 
