@@ -30,8 +30,8 @@ KERNELS = {
 GUARD = 61  # numbers; odd, so that nothing is aligned by chance
 # batch, pos, channel, state: all ones, multiples of nothing, more than one chunk of positions and one block of channels
 SHAPES = [(1, 1, 1, 1), (2, 3, 5, 3), (1, 35, 3, 2), (2, 18, 9, 16)]
-# relative to the largest entry, against the reference in float64
-TOLERANCES = {torch.float32: 3e-6, torch.float64: 1e-13}
+# relative to the largest entry, against the reference in float64; a GPU's exponentials are a little less exact
+TOLERANCES = {torch.float32: 3e-6 if INTERPRETED else 2e-5, torch.float64: 1e-13}
 
 
 def guarded(launch, seen: set[str]):
@@ -65,6 +65,7 @@ def every_kernel_runs_between_guards():
     torch.use_deterministic_algorithms(True)
     assert torch.utils.deterministic.fill_uninitialized_memory
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or torch refuses matrix products on a GPU
         for module in KERNELS:
             patch.setattr(module, "launch", guarded(module.launch, seen))
         yield

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from circuitscope.errors import UserError
@@ -140,3 +141,23 @@ def test_a_ratio_to_nothing_is_not_known(tmp_path):
 def test_what_no_table_can_answer_is_refused_in_one_line(tmp_path, criterion, says):
     with pytest.raises(UserError, match=says):
         judged(tmp_path, lambda *_: 0.5, **criterion, holds_if={"at_least": 0.95})
+
+
+def test_a_bump_without_accuracy_is_read_off_the_curves(tmp_path):
+    """The loss falls in a step in both presets; the accuracy passes 1/k in one of them only."""
+
+    def row(trial):
+        return {"accuracy": 0.5}
+
+    sweep = made_up_sweep(tmp_path, row, axes={**AXES, "train.lr": [1e-3]})
+    steps = np.arange(0, 1001, 20)
+    turn = 1 / (1 + np.exp(-(steps - 500) / 15))
+    for trial in sweep.grid.trials:
+        noise = 0.01 * np.random.default_rng(trial.values["train.seed"]).standard_normal(len(steps))
+        top = CHANCE if trial.values["model.preset"] == "attention" else 1.0
+        points = zip(steps.tolist(), (4 - 3 * turn + noise).tolist(), (top * turn).tolist(), strict=True)
+        curve = [{"step": step, "loss": loss, "accuracy": accuracy} for step, loss, accuracy in points]
+        sweep.results.add(sweep.results.rows[trial.digest], curve, write=False)
+    criterion = {"name": "it", "quantity": "bump_without_accuracy", "holds_if": {"at_least": 1}, "seeds": 2}
+    found = judge(Criterion.model_validate(criterion), sweep.grid, sweep.results)
+    assert outcomes(found) == {"preset attention, lr 0.001": "holds", "preset mamba, lr 0.001": "fails"}

@@ -147,8 +147,8 @@ def _unexpected(error: Exception) -> int:
         _print_error(f"cannot write {error.filename or 'a file'}: {error.strerror}")
     elif ran_out(error):
         _print_error(
-            f"out of memory: {out_of_memory_in_words(error)}; use less: fewer --sequences or --examples, and for training"
-            " a smaller --batch-size, --length, --d-model or --vocab-size"
+            f"out of memory: {out_of_memory_in_words(error)}; use less: fewer --sequences or --examples, and for"
+            " training a smaller --batch-size, --length, --d-model or --vocab-size"
         )
     else:
         module = outside_module(error)

@@ -36,6 +36,7 @@ from circuitscope.kernels.opaque import opaque
 LANES = 8
 
 # Numba claims to be typed, but most of it is not.
+_numba: Any = numba
 _settings: Any = numba.config
 _get_item_pointer: Any = cgutils.get_item_pointer
 _unpack_tuple: Any = cgutils.unpack_tuple
@@ -143,7 +144,7 @@ _one_launches = threading.Lock()
 def _several_may_launch() -> bool:
     """Whether Numba's threading layer, which is chosen at the first launch, lets several threads launch at once."""
     try:
-        return bool(numba.threading_layer() != "workqueue")  # type: ignore[no-untyped-call]
+        return bool(_numba.threading_layer() != "workqueue")
     except ValueError:  # nothing was launched yet
         return False
 

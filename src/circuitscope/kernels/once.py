@@ -24,7 +24,7 @@ def differentiable_once(
     """Marks the backward pass of a torch.autograd.Function that itself has no gradient."""
 
     @wraps(backward)
-    def checked(ctx: Context, *args: P.args, **kwargs: P.kwargs) -> T:
+    def checked(ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if torch.is_grad_enabled():  # in a backward pass, exactly with create_graph=True
             raise UserError(
                 "create_graph=True goes through a kernel that can be differentiated only once; for products with the"

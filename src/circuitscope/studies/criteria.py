@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from circuitscope.errors import UserError, shown, unknown
+from circuitscope.studies.bump import BUMP_WITHOUT_ACCURACY, bump_without_accuracy
 from circuitscope.studies.study import Criterion
 from circuitscope.sweeps.grid import Grid, Trial
 from circuitscope.sweeps.results import DONE, ResultsTable, Row
@@ -94,6 +95,8 @@ class _Quantities:
         return {seed: self._single([t for t in trials if _seed(t) == seed]) for seed in seeds}
 
     def _number(self, trial: Trial, column: str) -> float:
+        if column == BUMP_WITHOUT_ACCURACY:
+            return bump_without_accuracy(trial, self.results.curves.get(trial.digest, []))
         row: Row = self.results.rows.get(trial.digest, {})
         if row.get("state") == "diverged" and column.endswith(f"_{trial.config.task.metric}"):
             return 0.0

@@ -6,7 +6,8 @@
     criteria:                                # all must hold
       - name: does not pass 1/k
         where: {model.preset: attention}     # the trials that count; a list means any of these values
-        quantity: best_test_accuracy         # a column of results.csv, or window: decades of learning rate
+        quantity: best_test_accuracy         # a column of results.csv; window: decades of learning rate;
+                                             # bump_without_accuracy: 1 where curves.csv shows one, else 0
         holds_if: {at_most: 0.02, above: chance}
         seeds: every                         # or how many must agree
         otherwise: not reproduced            # or undecided, where more steps could help

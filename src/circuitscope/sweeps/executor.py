@@ -181,6 +181,9 @@ class Telling:
             self.last = time.monotonic()
             self.tell(Moved(self.job.digest, step if self.trains else self.read, self.steps, loss, self.metric))
 
+    def doing(self, what: str) -> None:
+        pass
+
     def evaluated(self, step: int, loss: float, metric: str, saved: int) -> None:
         self.metric = " ".join(metric.split())
 

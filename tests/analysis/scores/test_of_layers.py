@@ -38,7 +38,7 @@ def same(model) -> set[str]:
 
 @pytest.mark.parametrize("name", ["attention", "mamba", "s6", "s4_mamba", "h3", "hyena", "rwkv", "mamba2", "deltanet"])
 def test_weights_are_those_of_the_matrices(name):
-    assert same(built(name))
+    assert same(built(name, **{"headdim": 16} if name == "mamba2" else {}))
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ class Circuit:
     @property
     def solved(self) -> bool:
         """Whether accuracy is more than 2 points above chance."""
-        return bool(self.tried) and self.tried[0].effect.before > self.chance + 0.02
+        return _recalls(self.tried, self.chance)
 
     @property
     def found(self) -> bool:
@@ -338,8 +338,8 @@ def circuit_of(rows: pd.DataFrame) -> Circuit:
 def find_circuit(model: HookedModel, batch: Batch) -> Circuit:
     """Tries both steps in every matrix with a hook of its own, at the value and up to 3 positions after it.
 
-    Positions after the value are tried only where no place carries the step at the value itself, and not on repeated
-    blocks, where they are values too.
+    Positions after the value are tried only where no place carries the step at the value itself, not on repeated
+    blocks, where they are values too, and not in a model that does not recall, where there is nothing to find.
     """
     check_batch(batch)
     steps = _edges_of_steps(batch.layout)
@@ -349,6 +349,7 @@ def find_circuit(model: HookedModel, batch: Batch) -> Circuit:
         raise UserError(ahead)
     tried: list[Part] = []
     before: Before = {}
+    chance = _chance(batch)
 
     def best(step: Step, edges: str, offsets: Sequence[int]) -> Part | None:
         for offset in offsets:
@@ -356,12 +357,14 @@ def find_circuit(model: HookedModel, batch: Batch) -> Circuit:
             tried.extend(here)
             if used := [p for p in here if p.used]:
                 return max(used, key=_rank)
+            if not _recalls(tried, chance):
+                break
         return None
 
     binding, recall = (best(step, edges, _OFFSETS if edges in OFFSET else (0,)) for step, edges in steps.items())
     carry = best("carry", "carry", [recall.offset]) if recall is not None and recall.offset else None
     composition, untried = _composition(model, binding, recall), tuple(_untried(model, batch))
-    return Circuit(tried, binding, recall, composition, _chance(batch), carry, untried)
+    return Circuit(tried, binding, recall, composition, chance, carry, untried)
 
 
 def _edges_of_steps(layout: Layout) -> dict[Step, str]:
@@ -379,6 +382,10 @@ def _chance(batch: Batch) -> float:
     where, _ = batch.labelled()
     periods = torch.as_tensor(batch.layout.period).expand(len(batch))[where // batch.tokens.shape[1]]
     return float((1 / periods).mean())
+
+
+def _recalls(tried: Sequence[Part], chance: float) -> bool:
+    return bool(tried) and tried[0].effect.before > chance + 0.02
 
 
 def _answer(part: Part) -> str:
@@ -414,9 +421,9 @@ def _parts(model: HookedModel, batch: Batch, step: Step, name: str, before: Befo
     for layer, product, by_unit, of_layer in layer_weights(opened(model).walk(batch.tokens), EdgeSets((edges,))):
         if not product.hook:  # without a knockout of its own nothing is proved
             continue
-        key, of_units = (layer, product.name), by_unit[edges.name, weightings_of(product)[0]]
+        key, per_unit = (layer, product.name), by_unit[edges.name, weightings_of(product)[0]]
         found[key] = product
-        on_edges.append((key, of_units, of_layer.get(edges.name, of_units)))
+        on_edges.append((key, per_unit, of_layer.get(edges.name, per_unit)))
     here = on_cpu([part for _, *parts in on_edges for part in parts])
     for (key, *_), per_unit, per_layer in zip(on_edges, here[::2], here[1::2], strict=True):
         value, stderr, _ = summarize(per_unit)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from circuitscope.analysis.reading.opened import Walk
@@ -20,6 +21,9 @@ from circuitscope.analysis.scores.weight_on_edges import PerSequence, Weighting,
 from circuitscope.kernels.edge_sums import EdgeList, EdgeSums, Surroundings, edge_sums
 from circuitscope.mixers.reading import SLICE_BYTES, Factor, Product, Reading, slices_of
 from circuitscope.progress import working
+
+OfUnits = dict[tuple[str, Weighting], PerSequence]
+WholeLayer = Float[Tensor, "batch 1"]
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,8 @@ class LayerWeights(NamedTuple):
 
     layer: int
     product: Product
-    of_units: dict[tuple[str, Weighting], PerSequence]
-    whole: dict[str, PerSequence]  # |M| summed over the units, weighting abs; empty where one head is the whole layer
+    of_units: OfUnits
+    whole: dict[str, WholeLayer]  # |M| summed over the units, weighting abs; empty where one head is the whole layer
 
 
 def layer_weights(walk: Walk, edges: EdgeSets) -> Iterator[LayerWeights]:
@@ -70,10 +74,7 @@ def layer_weights(walk: Walk, edges: EdgeSets) -> Iterator[LayerWeights]:
             yield LayerWeights(layer, product, of_units, {} if one_head else whole)
 
 
-Weights = tuple[Product, dict[tuple[str, Weighting], PerSequence], dict[str, PerSequence]]
-
-
-def _of_reading(reading: Reading, edges: EdgeSets) -> Iterator[Weights]:
+def _of_reading(reading: Reading, edges: EdgeSets) -> Iterator[tuple[Product, OfUnits, dict[str, WholeLayer]]]:
     products, made = reading.products(), dict[str, EdgeSums]()
     for name, product in products.items():
         if product.shares:
@@ -81,12 +82,10 @@ def _of_reading(reading: Reading, edges: EdgeSets) -> Iterator[Weights]:
             continue
         if name not in made:
             made |= _sums(reading, product, [*products.values()], edges.listed)
-        yield product, *_shares(made.pop(name), edges)
+        yield product, *_from_sums(made.pop(name), edges)
 
 
-def _of_shares(
-    reading: Reading, product: Product, sets: Sequence[Edges]
-) -> tuple[dict[tuple[str, Weighting], PerSequence], dict[str, PerSequence]]:
+def _of_shares(reading: Reading, product: Product, sets: Sequence[Edges]) -> tuple[OfUnits, dict[str, WholeLayer]]:
     """Weights of a matrix whose rows are shares of 1, as they are."""
     parts, total = [], None
     for _, matrix in reading.slices(product):
@@ -100,12 +99,12 @@ def _of_shares(
     return of_units, {name: weight for (name, _), weight in whole.items()}
 
 
-def _shares(sums: EdgeSums, edges: EdgeSets) -> tuple[dict[tuple[str, Weighting], PerSequence], dict[str, PerSequence]]:
+def _from_sums(sums: EdgeSums, edges: EdgeSets) -> tuple[OfUnits, dict[str, WholeLayer]]:
     """Weights from sums: averages over the destinations of each sequence."""
     sets, (row, place) = edges.sets, edges.of_listed
     device = sums.signed.device
     dests = torch.stack([s.dests for s in sets]).clamp(min=1).to(device)
-    of_units: dict[tuple[str, Weighting], PerSequence] = {}
+    of_units: OfUnits = {}
     for i, chosen in enumerate(sets):
         of_units[chosen.name, "abs"] = sums.size[i] / dests[i][:, None]
         of_units[chosen.name, "signed"] = sums.signed[i] / dests[i][:, None]

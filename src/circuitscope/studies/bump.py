@@ -1,0 +1,31 @@
+"""The loss bump of a trial, judged by the curves that its study keeps, so that no run is needed."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from circuitscope.sweeps.grid import Trial
+from circuitscope.sweeps.results import Row
+
+BUMP_WITHOUT_ACCURACY = "bump_without_accuracy"
+
+
+def bump_without_accuracy(trial: Trial, curve: Sequence[Row]) -> float:
+    """1 if the validation loss has a bump that brings no accuracy, 0 if not, nan where that cannot be judged.
+
+    docs/phases.md says what a bump is. "Not judged" (too few points, or a fall that is too early or too late to tell)
+    is nan.
+    """
+    from circuitscope.analysis.phases.detection import transitions
+    from circuitscope.analysis.phases.verdict import verdict
+    from circuitscope.config.rate import learning_time
+
+    task = trial.config.task
+    points = [(p["step"], p["loss"], p[task.metric]) for p in curve if "loss" in p and task.metric in p]
+    if not points:
+        return math.nan
+    steps, loss, metric = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+    clock = learning_time(steps.tolist(), trial.config.train)
+    found = verdict(steps, loss, metric, task.chance or 0.0, found=transitions(steps, loss, clock=clock))
+    return math.nan if found.kind == "not judged" else float(found.kind == "bump without accuracy")
