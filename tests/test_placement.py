@@ -30,8 +30,8 @@ NAMES = check_scores(None, TASK)
 @pytest.fixture(params=cs.models.names())
 def models(request):
     """The model of a preset on the CPU, and the same on a second device without float64."""
-    here = cs.model(request.param, d_model=16, vocab_size=32, max_length=12).eval()
-    there = cs.model(request.param, d_model=16, vocab_size=32, max_length=12).eval()
+    here = cs.model(request.param, d_model=32, vocab_size=32, max_length=12).eval()
+    there = cs.model(request.param, d_model=32, vocab_size=32, max_length=12).eval()
     before = set(devices.WITHOUT_FLOAT64)
     devices.WITHOUT_FLOAT64.add("second")
     with second_device(float64=False) as crossed:
