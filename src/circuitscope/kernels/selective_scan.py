@@ -116,7 +116,7 @@ def selective_scan(
         return selective_scan_reference(x, dt, A, B, C, D, initial)
     if backend is MAMBA_SSM:
         return _scan_by_mamba_ssm(x, dt, A, B, C, D)
-    kernel: Any = _SelectiveScan.apply if backend is NUMBA else backend
+    kernel: Callable[..., Any] = _SelectiveScan.apply if backend is NUMBA else backend
     y: Tensor = kernel(*at_least_float32(x, dt, A, B, C, D, initial))
     return y.to(x.dtype)
 
@@ -224,7 +224,7 @@ def selective_scan_phi(
     backend = first_that_serves((NUMBA, TRITON_PHI), dt, state=A.shape[1])
     if backend is None:
         return selective_scan_phi_reference(dt, A, B, C, D)
-    kernel: Any = _SelectiveScanPhi.apply if backend is NUMBA else backend
+    kernel: Callable[..., Any] = _SelectiveScanPhi.apply if backend is NUMBA else backend
     phi: Tensor = kernel(*at_least_float32(dt, A, B, C, D))
     return phi.to(dt.dtype)
 

@@ -180,7 +180,7 @@ def wkv(
     backend = first_that_serves((NUMBA, TRITON_WKV), k)
     if backend is None:
         return wkv_reference(w, u, k, v)
-    kernel: Any = _WKV.apply if backend is NUMBA else backend
+    kernel: Callable[..., Any] = _WKV.apply if backend is NUMBA else backend
     keys, values, rates, bonus = at_least_float32(k, v, w, u)
     y: Tensor = kernel(rates, bonus, keys, values)
     return y.to(k.dtype)
