@@ -88,9 +88,12 @@ def short_convolve_parts(
         parts = zip(points, u.split(list(sizes), dim=-1), weights, biases, strict=True)
         return [short_convolve(*part) for part in parts]
     done = short_conv(u, weight, bias).split(list(sizes), dim=-1)
-    return [
-        (out, lambda part, w=w: short_conv_phi(w[part], length)[None]) for out, w in zip(done, weights, strict=True)
-    ]
+    return list(zip(done, (_banded(of_part, length) for of_part in weights), strict=True))
+
+
+def _banded(weight: Float[Tensor, "channel tap"], length: int) -> Build:
+    """The matrix of a causal short conv, for slices of its channels."""
+    return lambda part: short_conv_phi(weight[part], length)[None]
 
 
 def short_convolve(

@@ -94,18 +94,6 @@ def recall(layout: Layout, offset: int = 0) -> Edges:
     return _between(layout, "recall", query_pos.repeat(1, layout.passes), answers, src_offset=offset)
 
 
-@edge_score("binding+1", "at the position after a context value, on its key", needs="pairs", shown=("timeline",))
-def binding_after(layout: Layout) -> Edges:
-    """`binding` one position later, where a short conv often brings key and value together."""
-    return binding(layout, 1)
-
-
-@edge_score("recall+1", "at a query, on the position after the bound value", needs="answers", shown=("timeline",))
-def recall_after(layout: Layout) -> Edges:
-    """`recall` from one position after the value."""
-    return recall(layout, 1)
-
-
 @edge_score("value", "at a query, on all values", needs="answers", shown=("table", "timeline", "figure"))
 def value(layout: Layout, offset: int = 0) -> Edges:
     """Every query ← all values of the context; with an offset, ← so many positions after each value."""
