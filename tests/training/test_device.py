@@ -35,9 +35,9 @@ def test_a_device_that_is_not_there_is_refused_in_one_line():
         choose_device("cuda")
 
 
-def test_out_of_memory_is_said_without_the_advice_that_follows():
+def test_out_of_memory_on_a_gpu_says_how_much_was_asked_for():
     said = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB\nof which 1."
-    assert out_of_memory_in_words(torch.OutOfMemoryError(said)) == "CUDA out of memory. Tried to allocate 2.00 GiB"
+    assert out_of_memory_in_words(torch.OutOfMemoryError(said)) == "2.00 GiB were asked for at once"
     assert out_of_memory_in_words(MemoryError()) == "no more can be had"
 
 
