@@ -159,4 +159,4 @@ def test_the_loss_bump_is_shaded_where_steps_are_the_axis_and_of_several_runs_a_
     (bar,) = panels(both)[-1].patches
     assert bar.get_x() == 300
     assert 0.9 < bar.get_y() < 1
-    assert panels(decay({"run": decay_table(RATES)}))[-1].patches == []
+    assert list(panels(decay({"run": decay_table(RATES)}))[-1].patches) == []
