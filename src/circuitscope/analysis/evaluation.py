@@ -38,7 +38,7 @@ def evaluate(run: Run | str | Path, *, step: int | None = None, sequences: int =
             found.setdefault((name, MODEL), []).append(measure)
         for name, baseline in task.baselines.items():
             found.setdefault((task.metric, name), []).append(Measure.at_labels(batch, baseline(batch)))
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for (name, of), parts in found.items():
         measure = Measure.joined(parts)
         ends = (measure.mean(), *measure.interval())

@@ -4,6 +4,7 @@ A batch is a function of the step, so making it early changes nothing. On a GPU 
 the same thread, and no step waits for it.
 """
 
+import functools
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
@@ -26,8 +27,8 @@ class Ahead(Generic[T]):
     def __init__(self, make: Callable[[int], T], steps: int, device: torch.device):
         self._make, self._steps = make, steps
         gpu = torch.cuda.current_device() if device.type == "cuda" else None
-        begin = None if gpu is None else torch.cuda.set_device
-        self._thread = ThreadPoolExecutor(1, "batches", begin, (gpu,) if begin else ())
+        begin = None if gpu is None else functools.partial(torch.cuda.set_device, gpu)
+        self._thread = ThreadPoolExecutor(1, "batches", begin)
         self._coming: dict[int, Future[T]] = {}
 
     def __getitem__(self, step: int) -> T:
