@@ -41,8 +41,7 @@ COLUMNS = {
         "head": "number of the head or channel; empty for the whole layer",
         "factor": "the matrix: a factor of Φ, Φ itself, or all factors composed",
         "unit": "what head counts: heads or channels",
-        "weighting": "raw: shares as they are; abs: |Φ| over its row sum; signed: Φ over the row sum of |Φ|;"
-        " uniform: of a head that attends evenly, the baseline of every other row of the score",
+        "weighting": "raw: shares as they are; abs: |Φ| over its row sum; signed: Φ over the row sum of |Φ|",
     },
     depends_on=lambda run: sorted(check_scores(None, run.config.task)),
     at_once=lambda run: readable_at_once(run.config.model),
@@ -62,22 +61,13 @@ def score_rows(model: HookedModel, data: HeldOut, names: Sequence[str]) -> Itera
     where, target = data.own.labelled()
     own = opened(model).walk(data.own.tokens, at=where if "model" in names else None)
     yield from _matrix_rows(own, data.edges(names, "own"))
-    yield from _uniform_rows(data.edges(names, "own"))
     if "model" in names:
         yield from model_rows(answers(own.logit_slices(), target), data.own)
     if data.repeats is not None and (sets := data.edges(names, "repeats")):
         yield from _matrix_rows(opened(model).walk(data.repeats.tokens), sets)
-        yield from _uniform_rows(sets)
     for rows in (SCORES[name].rows for name in names):
         if rows is not None:
             yield from rows(model, data)
-
-
-def _uniform_rows(sets: list[Edges]) -> Iterator[Row]:
-    """What each score is for a head that attends evenly to every position up to its own: the baseline of a score."""
-    for edges in sets:
-        value, stderr, n = summarize(edges.uniform())
-        yield _row(edges.name, "uniform", value.item(), stderr.item(), n, factor="even attention")
 
 
 def _matrix_rows(walk: Walk, sets: list[Edges]) -> Iterator[Row]:
