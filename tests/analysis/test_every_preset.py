@@ -25,7 +25,7 @@ def test_scores(model):
     rows = list(score_rows(model, DATA, check_scores(None, TASK)))
     assert all(math.isfinite(row["value"]) for row in rows)
     with_phi = {i for i, block in enumerate(model.layers) if hasattr(block.mixer, "hook_phi")}
-    assert {row["layer"] for row in rows if row["score"] == "recall" and row["weighting"] != "uniform"} == with_phi
+    assert {row["layer"] for row in rows if row["score"] == "recall"} == with_phi
     shares = [row["value"] for row in rows if row["weighting"] in ("raw", "abs")]
     assert all(-1e-6 <= value <= 1 + 1e-4 for value in shares)
 

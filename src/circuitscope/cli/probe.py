@@ -137,11 +137,6 @@ def _print(frame: "pd.DataFrame", about: str, causal: bool) -> None:
         print("a dash stands where the activations are not finite: the run diverged")
     elif rows.control.isna().any():
         print("a dash stands where no control was fitted: the probe says control: none")
-    for _, row in rows[rows.control >= rows.low].iterrows():
-        print(
-            f"{row.hook} at {row.role}: the control reads shuffled labels as well ({_share(row.control)}), so this"
-            " probe says nothing of what the model represents"
-        )
     if causal:
         print("the same directions projected out of the model at these positions:")
         print_table(

@@ -12,7 +12,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from circuitscope.analysis.decay.lag_profile import FIT_HOLDS
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.viz.labels import legend_below, line_entry, shade_entry
 from circuitscope.viz.registry import figure as figure_of
@@ -174,13 +173,11 @@ def _profiles(
 
 
 def _fit(axes: Axes, lag: Array, m: Array, rows: pd.DataFrame, colour: Any, step: int) -> list[str]:
-    """Draws exp(c − κ δ) beside the profile and says it in words, where there is a rate and the fit holds."""
+    """Draws exp(c − κ δ) beside the profile and says it in words, where there is a rate."""
     kappa, r2 = (_number(rows, q) for q in ("kappa_median", "kappa_r2_median"))
     use = (lag >= 1) & (m > 0)
     if not np.isfinite(kappa) or not use.any():
         return []
-    if r2 < FIT_HOLDS:
-        return [f"step {step}: no exponential, R² = {r2:.2f}"]
     c = float((np.log(m[use]) + kappa * lag[use]).mean())
     label = f"step {step}: κ = {kappa:.3g}".replace("-", "−") + (f", R² = {r2:.2f}" if np.isfinite(r2) else "")
     axes.plot(lag[lag >= 1], np.exp(c - kappa * lag[lag >= 1]), color=colour, lw=1, ls="--", label=label)

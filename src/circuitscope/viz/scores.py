@@ -1,6 +1,6 @@
 """Circuit scores over training, one panel per score: every place of one run, or the best place of several runs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
@@ -19,7 +19,6 @@ from circuitscope.viz.style import COLOURS, Sheet, look, pens, plain, written
 NAMED = 6  # places with a colour of their own
 _OTHERS = "0.75"  # grey, of all other places
 _WIDE = {1: 5.5, 2: 3.6}  # inches of a panel by how many stand side by side; else 2.7
-_EVEN = "0.4"  # grey, of what a head scores that attends evenly
 _EVERY_STEP = StepAxis()
 Place = tuple[Any, Any, str]  # layer, head, factor
 
@@ -75,7 +74,6 @@ def scores(
             entries = _places(panels, frame, run, kept)
         else:
             entries = _runs(panels, frames, kept)
-        baselines = [_baseline(axes, score, frames.values()) for score, axes in panels.items()]
         for n, (score, axes) in enumerate(panels.items()):
             meaning, of_edges = have[score]
             axes.set_title(fill(f"{score.replace('_', ' ')}: {meaning}", int(12 * wide)), fontsize=8)
@@ -98,17 +96,8 @@ def scores(
             else "Each run where the score ends highest, named beside the panel"
         )
         figure.suptitle(title, x=0.01, ha="left")
-        dotted = [line_entry("even attention to all positions so far", _EVEN, ls=":")] if any(baselines) else []
-        legend_below(figure, [*entries, *dotted, shade_entry("bands: ± a standard error")])
+        legend_below(figure, [*entries, shade_entry("bands: ± a standard error")])
     return figure
-
-
-def _baseline(axes: Axes, score: str, frames: Iterable[pd.DataFrame]) -> bool:
-    """Draws what even attention scores, once for each value that the runs have; whether there was one to draw."""
-    values = {round(v, 3) for f in frames for v in f[(f.score == score) & (f.weighting == "uniform")].value}
-    for value in values:
-        axes.axhline(value, lw=1, color=_EVEN, ls=":")
-    return bool(values)
 
 
 def _places(panels: Mapping[str, Axes], frame: pd.DataFrame, run: str, kept: list[pd.DataFrame]) -> list[Any]:

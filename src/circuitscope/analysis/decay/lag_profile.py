@@ -47,9 +47,6 @@ def profile_by_sequence(matrix: Float[Tensor, "batch head dest src"]) -> Float[T
     return torch.stack(lags, dim=-1)
 
 
-FIT_HOLDS = 0.8  # R² from which a rate κ is shown: below it the profile is no exponential, and κ describes nothing
-
-
 def fit_decay(profile: Float[Tensor, "*lead lag"]) -> DecayFit:
     """Rate κ of an exponential and exponent p of a power law, fitted to the logarithm of a profile.
 

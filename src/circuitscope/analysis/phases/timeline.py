@@ -175,7 +175,7 @@ def curves_of_part(part: Part) -> tuple[str, str]:
 
 def at_places(scores: pd.DataFrame, score: str) -> pd.DataFrame:
     """The rows of a score for each place: a head, or a whole layer where the units are channels, which are too many."""
-    rows = scores[(scores.score == score) & ~scores.weighting.isin(("signed", "uniform"))]
+    rows = scores[(scores.score == score) & (scores.weighting != "signed")]
     whole_layer = rows["head"].isna()
     return rows[~((rows.unit == "head") & whole_layer | (rows.unit == "channel") & ~whole_layer).fillna(False)]
 

@@ -63,10 +63,6 @@ class Edges:
             )
         return matrix[self.sequence, :, self.dest, self.src]
 
-    def uniform(self) -> Float[Tensor, "batch one"]:
-        """The weight on the edges of a matrix whose rows are even: 1 / (dest + 1) on every position up to dest."""
-        return self.total(1.0 / (self.dest[:, None] + 1))
-
     def total(self, per_edge: Float[Tensor, "edge head"]) -> Float[Tensor, "batch head"]:
         """Σ over the edges of a destination, averaged over the destinations of a sequence."""
         total = per_edge.new_zeros(len(self.dests), per_edge.shape[1]).index_add_(0, self.sequence, per_edge)

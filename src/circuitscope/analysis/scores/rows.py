@@ -44,8 +44,7 @@ COLUMNS = {
         "head": "number of the head or channel; empty for the whole layer",
         "factor": "the matrix: a factor of Φ, Φ itself, or all factors composed",
         "unit": "what head counts: heads or channels",
-        "weighting": "raw: shares as they are; abs: |Φ| over its row sum; signed: Φ over the row sum of |Φ|;"
-        " uniform: of a head that attends evenly, the baseline of every other row of the score",
+        "weighting": "raw: shares as they are; abs: |Φ| over its row sum; signed: Φ over the row sum of |Φ|",
     },
     depends_on=lambda run: sorted(check_scores(None, run.config.task)),
     at_once=lambda run, sequences: readable_at_once(run.config.model, sequences * run.config.task.max_length),
@@ -68,23 +67,14 @@ def score_rows(model: HookedModel, data: HeldOut, names: Sequence[str]) -> Itera
     given = answers(own.logit_slices(), on_device_of(model, target)) if "model" in names else ()
     found = on_cpu([*(per_sequence for _, per_sequence in weights), *given])
     yield from _weight_rows(weights, found[: len(weights)])
-    yield from _uniform_rows(data.edges(names, "own"))
     if given:
         yield from model_rows(Answers(*found[len(weights) :]), data.own)
     if data.repeats is not None and (edges := data.edges(names, "repeats")):
         weights = list(_weights(opened(model).walk(data.repeats.tokens), edges))
         yield from _weight_rows(weights, on_cpu([per_sequence for _, per_sequence in weights]))
-        yield from _uniform_rows(edges)
     for rows in (SCORES[name].rows for name in names):
         if rows is not None:
             yield from rows(model, data)
-
-
-def _uniform_rows(edges: EdgeSets | None) -> Iterator[Row]:
-    """What each score is for a head that attends evenly to every position up to its own: the baseline of a score."""
-    for one in edges.sets if edges else ():
-        value, stderr, n = summarize(one.uniform())
-        yield _row(one.name, "uniform", value.item(), stderr.item(), n, factor="even attention")
 
 
 def _weights(walk: Walk, edges: EdgeSets | None) -> Iterator[tuple[dict[str, Any], Tensor]]:

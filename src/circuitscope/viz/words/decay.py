@@ -1,12 +1,10 @@
 """Decay in words: rates, distances and reach of every layer, at the first and the last step, runs side by side."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import pandas as pd
 
 from circuitscope.analysis.checkpoints.results import Results
-from circuitscope.analysis.decay.lag_profile import FIT_HOLDS
 from circuitscope.viz.registry import TextTable, by_label, words
 
 _QUANTITIES = {
@@ -59,17 +57,5 @@ def _first_and_last(frame: pd.DataFrame, layer: int, factor: str, quantity: str,
     rows = rows[rows["head"].isna() & (rows.lag.isna() if lag is None else rows.lag == lag)].sort_values("step")
     if rows.value.isna().all():
         return ""
-    fits = {} if quantity != "kappa_median" else _fits(frame, layer, factor)
-    first, last = (_said(rows.iloc[i], fits) for i in (0, -1))
-    return first if len(rows) == 1 else f"{first} → {last}"
-
-
-def _fits(frame: pd.DataFrame, layer: int, factor: str) -> dict[int, float]:
-    """By step, R² of the exponential."""
-    rows = frame[(frame.layer == layer) & (frame.factor == factor) & (frame.quantity == "kappa_r2_median")]
-    return dict(zip(rows.step, rows.value, strict=True))
-
-
-def _said(row: "pd.Series[Any]", fits: Mapping[int, float]) -> str:
-    """A value, or "no fit" where it is a rate of an exponential that the profile is not."""
-    return "no fit" if fits.get(row.step, 1.0) < FIT_HOLDS else f"{row.value:.3g}"
+    first, last = rows.value.iloc[0], rows.value.iloc[-1]
+    return f"{first:.3g}" if len(rows) == 1 else f"{first:.3g} → {last:.3g}"
