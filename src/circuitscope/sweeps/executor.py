@@ -175,6 +175,9 @@ class Telling:
         self.read, self.metric = 0, self.metric if self.trains else what
         self.tell(Moved(self.job.digest, done or 0, total, None, self.metric))
 
+    def doing(self, what: str) -> None:
+        pass
+
     def advance(self, step: int, loss: float | None = None, saved: int | None = None) -> None:
         self.read += 1
         if (loss is not None or not self.trains) and time.monotonic() - self.last >= self.seconds:

@@ -165,4 +165,5 @@ def _surroundings(reading: Reading, product: Product, factor: Factor, units: sli
         else:
             taps = part.taps
     identity = torch.ones(size[1], 1)
-    return Surroundings(*(side.expand(size) for side in sides), identity if taps is None else taps[units])
+    left, right = (side.expand(size) for side in sides)
+    return Surroundings(left, right, identity if taps is None else taps[units])
