@@ -24,7 +24,10 @@ from circuitscope.training.trainer import Trainer, resume, train
 _SMALL: dict[str, Any] = {"length": 32, "pairs": 4, "vocab_size": 256, "d_model": 32, "batch_size": 32, "seed": 0}
 _STEPS, _EVERY = 400, 50
 _PATIENCE = 120  # seconds until a killed run must have reached its first resume point
-_TIMED: tuple[tuple[str, dict[str, Any]], ...] = (("attention", {}), ("mamba", {}))  # models whose step is timed, with their default sizes
+_TIMED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("attention", {}),
+    ("mamba", {}),
+)  # models whose step is timed, with their default sizes
 _WARM, _MEASURED = 5, 20  # steps
 
 

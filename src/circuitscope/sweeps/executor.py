@@ -175,14 +175,14 @@ class Telling:
         self.read, self.metric = 0, self.metric if self.trains else what
         self.tell(Moved(self.job.digest, done or 0, total, None, self.metric))
 
+    def doing(self, what: str) -> None:
+        pass
+
     def advance(self, step: int, loss: float | None = None, saved: int | None = None) -> None:
         self.read += 1
         if (loss is not None or not self.trains) and time.monotonic() - self.last >= self.seconds:
             self.last = time.monotonic()
             self.tell(Moved(self.job.digest, step if self.trains else self.read, self.steps, loss, self.metric))
-
-    def doing(self, what: str) -> None:
-        pass
 
     def evaluated(self, step: int, loss: float, metric: str, saved: int) -> None:
         self.metric = " ".join(metric.split())
