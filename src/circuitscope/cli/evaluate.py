@@ -25,7 +25,7 @@ def evaluate(
     task = chosen.config.task
     print(escaped(f"{chosen.name}: {task.name}, {sequences:,} sequences of the test split"))
     rows = [
-        (row.measure, row.of, f"{row.value:.4f}", f"{row.low:.4f} to {row.high:.4f}")
+        (str(row.measure), str(row.of), f"{row.value:.4f}", f"{row.low:.4f} to {row.high:.4f}")
         for row in table.itertuples(index=False)
     ]
     print_table(("measure", "of", "value", "95% interval"), rows)

@@ -1,6 +1,6 @@
 """Repeated random blocks, the sequences on which prefix matching is scored."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -85,7 +85,7 @@ class Induction(TokenTask):
         labels[:, 1:-1] = np.where(at[:, :-1] >= period[:, None], tokens[:, 2:], NO_LABEL)
         roles = np.full(tokens.shape, Role.START, dtype=np.int8)
         roles[:, 1:] = np.where(at < 0, Role.FILLER, Role.BLOCK)
-        blocks = {"period": torch.from_numpy(period), "first_block": torch.from_numpy(1 + before)}
+        blocks: dict[str, Any] = {"period": torch.from_numpy(period), "first_block": torch.from_numpy(1 + before)}
         return Batch(torch.from_numpy(tokens), torch.from_numpy(labels), Layout(torch.from_numpy(roles), **blocks))
 
     def _draw(self, key: int, examples: I64) -> tuple[I64, I64, I64]:

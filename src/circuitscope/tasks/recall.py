@@ -7,7 +7,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -197,7 +197,7 @@ def in_rows(roles: list[Role], n: int) -> I8:
     return np.tile(np.array(roles, dtype=np.int8), (n, 1))
 
 
-def one_token_queries(keys: I64, pair: I64) -> dict[str, NDArray[np.integer]]:
+def one_token_queries(keys: I64, pair: I64) -> dict[str, Any]:
     """The parts of a `Context` that say how to ask with one token per key: keys and pairs are [example, key]."""
     return {
         "asked": keys[:, :, None],
