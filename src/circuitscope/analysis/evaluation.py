@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -38,7 +39,7 @@ def evaluate(run: Run | str | Path, *, step: int | None = None, sequences: int =
             found.setdefault((name, MODEL), []).append(measure)
         for name, baseline in task.baselines.items():
             found.setdefault((task.metric, name), []).append(Measure.at_labels(batch, baseline(batch)))
-    rows: list[tuple[object, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     for (name, of), parts in found.items():
         measure = Measure.joined(parts)
         ends = (measure.mean(), *measure.interval())
