@@ -69,6 +69,7 @@ class OnSecond(torch.Tensor):
     def __new__(cls, held: torch.Tensor) -> "OnSecond":
         if held.dtype in WIDE and not _crossed.float64:
             raise TypeError(f"the second device has no {held.dtype}")
+        held = held.resolve_conj().resolve_neg()  # a mark that only the inner tensor has would get lost
         out = torch.Tensor._make_wrapper_subclass(
             cls,
             held.shape,
