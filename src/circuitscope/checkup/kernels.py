@@ -201,9 +201,9 @@ def errors(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[float,
     exact, exact_gradients = _run(case.reference, {name: x.double() for name, x in rounded.items()})
     found, found_gradients = _run(case.fast, {name: x.to(device) for name, x in rounded.items()})
     worst = {
-        name: relative(found_gradients[name], exact_gradients[name])
-        for name in given
-        if exact_gradients[name] is not None and found_gradients[name] is not None
+        name: float("inf") if (gradient := found_gradients[name]) is None else relative(gradient, wanted)
+        for name, wanted in exact_gradients.items()
+        if wanted is not None
     }
     where = max(worst, key=lambda name: worst[name])
     return relative(found, exact), worst[where], where
@@ -215,7 +215,7 @@ def relative(found: Tensor, exact: Tensor) -> float:
     return float(difference / exact.abs().max()) if difference.isfinite() else float("inf")
 
 
-def _run(kernel: Callable[..., Tensor], inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
+def _run(kernel: Callable[..., Tensor], inputs: Inputs) -> tuple[Tensor, dict[str, Tensor | None]]:
     """The output, and the gradients of a fixed weighted sum of it."""
     leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
     out = kernel(*leaves.values())

@@ -105,8 +105,6 @@ Labelled = tuple[Int[Tensor, " label"], Int[Tensor, " label"]]
 class Batch:
     """Tokens, their labels (−100 where there is none) and their layout.
 
-    In a language, where several tokens may come next, `truth` holds the probability of each under the grammar.
-
     A batch that was moved to a device keeps what `labelled` gives, because to look for it there would make the CPU wait
     for the device.
     """
@@ -114,7 +112,6 @@ class Batch:
     tokens: Inputs
     labels: Inputs
     layout: Layout
-    truth: Float[Tensor, "batch pos vocab"] | None = None
     _known: Labelled | None = field(default=None, init=False, repr=False, compare=False)
 
     def labelled(self) -> Labelled:
@@ -138,8 +135,7 @@ class Batch:
 
     def part(self, rows: Rows) -> "Batch":
         """Some of the examples, given as a slice or as a tensor of row numbers, with their part of the layout."""
-        truth = None if self.truth is None else self.truth[rows]
-        return Batch(self.tokens[rows], self.labels[rows], self.layout.part(rows), truth)
+        return Batch(self.tokens[rows], self.labels[rows], self.layout.part(rows))
 
     def to(self, device: torch.device | str) -> "Batch":
         """The batch with its tokens and labels on a device; its layout stays on the CPU, where analyses read it."""
