@@ -203,7 +203,7 @@ def test_names_of_ours_cannot_be_taken():
         (["plot", "decay", "--layers", "9" * 5000], "--layers"),
         (
             ["zoom"],
-            "no bump in the validation loss of runs/tiny (too few points to judge: 4 where at least 8 are needed);"
+            "no bump in the validation loss of runs/tiny (too few points to judge: 4 where at least 10 are needed);"
             " name a stretch with --from and --to",
         ),
         (["plot", "analysis", "causal"], "the analysis 'causal' has no figure; those with one: decay, scores"),
@@ -237,7 +237,7 @@ def test_no_checkpoints_and_one_checkpoint(circuitscope):
     assert code == 0
     assert "1 checkpoint (0 to 0)" in out
     assert "  not judged: binding L" in out
-    assert out.count("(too few points to judge: 1 where at least 8 are needed)") == 1
+    assert out.count("(too few points to judge: 1 where at least 10 are needed)") == 1
     for path in folder.glob("step-*"):
         path.unlink()
     code, _, err = circuitscope("analyze")
@@ -274,7 +274,7 @@ def test_zoom_repeats_a_stretch_and_analyzes_it(circuitscope):
     assert code == 0
     assert "came out equal bit by bit" in out
     assert "checkpoints added between 4 and 9, every 1 steps" in out
-    assert "6 checkpoints (4 to 9)" in out
+    assert "9 checkpoints (0 to 12)" in out  # the stretch is read with the checkpoints around it
     assert Run("runs/tiny").steps == [0, 3, 4, 5, 6, 7, 8, 9, 12]
 
 
