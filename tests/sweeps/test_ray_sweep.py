@@ -267,6 +267,6 @@ def test_runs_are_analyzed_on_the_cluster_with_the_same_tables(cluster, local):
         for path in (run.path / "analysis").glob("*.parquet"):
             path.unlink()
         analysis_results(run, names, steps="0:400:200", sequences=8)
-        assert sorted(there) == ["circuit-8.parquet", "phases-8.parquet", "scores-8.parquet"]
+        assert sorted(there) == ["circuit-8.parquet", "scores-8.parquet"]  # phases of some checkpoints are not kept
         for name, table in there.items():
             pd.testing.assert_frame_equal(table, pd.read_parquet(run.path / "analysis" / name), check_exact=True)
