@@ -12,7 +12,7 @@ import torch
 from circuitscope.kernels import attention, backends
 
 
-def stand_in(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
+def stand_in(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, deterministic=False):
     """flash_attn_func on [batch, pos, head, d_head]: softmax(QKᵀ · scale) V, scale 1/√d by default."""
     assert q.shape == k.shape == v.shape
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
