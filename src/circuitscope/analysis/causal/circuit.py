@@ -39,7 +39,7 @@ from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs.run import Run
 from circuitscope.tasks import Batch, Layout, any_value, check_batch
 
-Step = Literal["binding", "carry", "recall"]
+Step = Literal["binding", "recall", "carry"]
 ENOUGH = 0.5  # share of the accuracy that a knockout must cost for a part to count as used
 _OFFSETS = (0, 1, 2, 3)
 _BETWEEN = "\n"  # the reasons in the column `untried`

@@ -47,6 +47,8 @@ def _results(runs: Sequence[Run], told: Sequence[dict[str, Any]]) -> Iterator[Co
     yield Column("verdict", "what the loss and the accuracy do together", [(one["verdict"][0], None) for one in told])
     for part in get_args(Step) if any(one["circuit"] for one in told) else ():
         places = [next((p["place"] for p in one["parts"] if p["score"] == part), _NONE) for one in told]
+        if part == "carry" and set(places) == {_NONE}:  # a circuit need not have it
+            continue
         yield Column(part, "where this part of the recall circuit is", [(place, None) for place in places])
 
 
