@@ -24,8 +24,6 @@ settings.load_profile("circuitscope")
 
 
 TRAINED = ("default_run", "mamba_run", "one_layer_run")  # the fixtures below, which take a minute or more
-_FORKS = "tests/kernels/test_forks.py"
-_FORKS_OR_DEVICE = (_FORKS, "tests/test_placement.py", "tests/training/test_on_second_device.py")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -37,24 +35,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         for item in items:
             item.add_marker(pytest.mark.xdist_group(_group(item)))
-        items.sort(
-            key=lambda item: (
-                _trained(item) == "",
-                item.get_closest_marker("slow") is None and not item.nodeid.startswith(_FORKS),
-            )
-        )
+        items.sort(key=lambda item: (_trained(item) == "", item.get_closest_marker("slow") is None))
 
 
 def _group(item: pytest.Item) -> str:
     """The tests that one worker runs, one after the other, so that no fixture is made twice.
 
     They are those that read the same trained run, otherwise those of a file. The tests of faults stay together too:
-    they watch processes at work and must not disturb each other. The tests of forks stand before those of a second
-    device: once there is one, torch computes gradients in threads of its own and refuses to do so after a fork.
+    they watch processes at work and must not disturb each other.
     """
     file = item.nodeid.partition("::")[0]
-    if file in _FORKS_OR_DEVICE:
-        return "forks, then a second device"
     return _trained(item) or ("faults" if file.startswith("tests/faults") else file)
 
 
