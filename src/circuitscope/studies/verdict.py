@@ -20,7 +20,8 @@ _SHOWN = 4  # cells that are listed one by one
 _HEADING = """# What the studies found
 
 Made by `circuitscope study verdict` from the criteria in each study.yaml and the result tables beside them. Criteria
-were committed before the first run. Values are means over seeds with 95% intervals where there is more than one seed.
+are committed before the first run; a study.yaml says where one was changed later. Values are means over seeds with 95%
+intervals where there is more than one seed.
 """
 
 
