@@ -57,13 +57,8 @@ def run(
     import time
 
     from circuitscope.cli.sweep import sweep
-    from circuitscope.errors import UserError
-    from circuitscope.studies.study import find_study
 
-    study = find_study(studies, name)
-    folders = study.grids(scale)
-    if not folders:
-        raise UserError(f"{study.name} has no grid at the {scale} scale")
+    _, folders = _grids(studies, name, scale)
     end = None if minutes is None else time.monotonic() + 60 * minutes
     for folder in folders:
         left = None if end is None else max(0.0, (end - time.monotonic()) / 60)
@@ -80,13 +75,8 @@ def plot_study(
 ) -> None:
     """Draw the results of a study, one figure per grid; it needs the tables, not the runs."""
     from circuitscope.cli.plot import sweep
-    from circuitscope.errors import UserError
-    from circuitscope.studies.study import find_study
 
-    study = find_study(studies, name)
-    folders = study.grids(scale)
-    if not folders:
-        raise UserError(f"{study.name} has no grid at the {scale} scale")
+    study, folders = _grids(studies, name, scale)
     for folder in folders:
         parts = folder.relative_to(study.folder).parts
         sweep(folder, out=out / f"{'-'.join((study.name, *parts))}.png", runs=runs)
@@ -107,6 +97,17 @@ def verdict(
         return
     write_text(studies / "CLAIMS.md", claims(_verdicts(studies_in(studies))))
     print(studies / "CLAIMS.md")
+
+
+def _grids(studies: Path, name: str, scale: Literal["laptop", "paper"]) -> tuple[Any, list[Path]]:
+    """The study of this name, and the folders of its grids at a scale."""
+    from circuitscope.errors import UserError
+    from circuitscope.studies.study import find_study
+
+    study = find_study(studies, name)
+    if not (folders := study.grids(scale)):
+        raise UserError(f"{study.name} has no grid at the {scale} scale")
+    return study, folders
 
 
 def _verdicts(studies: Any) -> list[Any]:
