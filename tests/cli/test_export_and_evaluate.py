@@ -75,3 +75,7 @@ def test_evaluate_prints_the_measures_of_the_task_beside_its_baselines(tmp_path,
     for row in table.itertuples():
         assert f"{row.measure} " in said
         assert f"{row.low:.4f} to {row.high:.4f}" in said
+
+    for count, says in ((1, "at least 2 sequences"), (2**31, "at most 100,000 sequences")):
+        with pytest.raises(cs.UserError, match=says):
+            cs.evaluate(run, sequences=count)

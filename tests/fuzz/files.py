@@ -1,4 +1,4 @@
-"""Damaged runs: the files of a run are changed, and then the run is listed, read, drawn and resumed.
+"""Damaged runs and studies: files are changed, and then the run is listed, read, drawn and resumed, the study judged.
 
 Changes go from flipped bits to files that are well formed and wrong: other types, other runs' files, tensors with a
 right digest and wrong contents. Nothing in a file may run, and what reads a run must leave its records as they are.
@@ -17,7 +17,7 @@ from typing import Any
 import outcome
 import pool
 import yaml
-from ground import NAMES, SEQUENCES
+from ground import NAMES, SEQUENCES, STUDY
 
 from step import Input
 
@@ -47,34 +47,44 @@ _WRITES = (
     "zoom RUN --from 10 --to 20 --every 5 --sequences {n}",
     "train RUN/config.yaml --name again",
 )
+_OF_STUDIES = (
+    "study list",
+    "study verdict",
+    "study verdict tiny",
+    "study plot tiny",
+    "plot sweep RUN",
+    "sweep RUN --dry-run",
+    "runs --sweep tiny",
+)
 
 
 def make(draw: random.Random) -> Input:
-    """A change of one or two files of a run, and a command on it."""
-    run = draw.choice(NAMES)
+    """A change of one or two files of a run or of a study, and a command on it."""
+    where = STUDY if draw.random() < 0.12 else f"runs/{draw.choice(NAMES)}"
     changes = [(draw.random(), draw.random()) for _ in range(draw.choice((1, 1, 1, 2)))]
-    pattern = draw.choice(_WRITES if draw.random() < (0.6 if run == "stopped" else 0.15) else _READS)
-    in_python = draw.random() < 0.15
-    line = pattern.format(n=SEQUENCES).replace("RUN", f"runs/{run}").split()
+    writes = draw.random() < (0.6 if where == "runs/stopped" else 0.15)
+    pattern = draw.choice(_OF_STUDIES if where == STUDY else _WRITES if writes else _READS)
+    in_python = where != STUDY and draw.random() < 0.15
+    line = pattern.format(n=SEQUENCES).replace("RUN", where).split()
 
     def prepare(chosen: Sequence[tuple[float, float]], folder: Path) -> list[str]:
         for which, seed in chosen:
-            _change(folder / "runs" / run, folder / "runs", which, random.Random(seed))
+            _change(folder / where, folder, which, random.Random(seed))
         return line
 
     def act(chosen: Sequence[tuple[float, float]], folder: Path) -> outcome.Outcome:
         prepare(chosen, folder)
-        path = folder / "runs" / run
+        path = folder / where
         before = _records(path)
         found = outcome.call(lambda: _look(path)) if in_python else outcome.command(line)
         if (folder / "ran").exists():
             return outcome.Finding("files: code in a file was run", shlex.join(line))
-        if isinstance(found, str) and (in_python or pattern in _READS) and _records(path) != before:
+        if isinstance(found, str) and (in_python or pattern not in _WRITES) and _records(path) != before:
             return outcome.Finding(f"files: {line[0]} changed the records of the run", shlex.join(line))
         return found
 
     def shown(chosen: Sequence[tuple[float, float]]) -> str:
-        done = ", ".join(_described(run, which, random.Random(seed)) for which, seed in chosen)
+        done = ", ".join(_described(where, which, random.Random(seed)) for which, seed in chosen)
         what = "Run(…) and its properties" if in_python else shlex.join(["circuitscope", *line])
         return f"{done or 'nothing changed'}; then {what}"
 
@@ -94,8 +104,9 @@ def _look(path: Path) -> None:
 
 
 def _records(run: Path) -> dict[str, bytes]:
-    """The bytes of what a run recorded, which reading must not change."""
+    """The bytes of what a run or a study recorded, which reading must not change."""
     files = [run / "config.yaml", run / "metrics.jsonl", *run.glob("checkpoints/*"), *run.glob("resume/*")]
+    files += [run / name for name in ("study.yaml", "grid.yaml", "results.csv", "curves.csv")]
     return {str(path): path.read_bytes() for path in files if path.is_file() and not path.is_symlink()}
 
 
@@ -108,9 +119,9 @@ def _targets(run: Path) -> list[Path]:
     return [found[i % len(found)] for found in kinds.values() for i in range(4)]
 
 
-def _change(run: Path, runs: Path, which: float, draw: random.Random) -> str:
-    """Changes a file of a run; gives a description of it."""
-    targets = _targets(run)
+def _change(where: Path, ground: Path, which: float, draw: random.Random) -> str:
+    """Changes a file of a run or of a study; gives a description of it."""
+    targets = _targets(where)
     if not targets:
         return "nothing is left"
     path = targets[int(which * len(targets))]
@@ -120,6 +131,7 @@ def _change(run: Path, runs: Path, which: float, draw: random.Random) -> str:
         ".jsonl": [_lines],
         ".safetensors": [_header, _tensors, _tensors],
         ".parquet": [_parquet, _parquet],
+        ".csv": [_csv, _csv],
     }
     general = [_flip, _truncate, _replace, _missing, _special, _of_another_run, _noise]
     change = draw.choice(own.get(path.suffix, []) * 3 + general)
@@ -127,18 +139,18 @@ def _change(run: Path, runs: Path, which: float, draw: random.Random) -> str:
         change(path, draw)
     except Exception as error:  # the file was changed before and cannot be read
         return f"{change.__name__} of {path.name} was impossible ({type(error).__name__})"
-    return f"{change.__name__[1:]} {path.relative_to(runs.parent)}"
+    return f"{change.__name__[1:]} {path.relative_to(ground)}"
 
 
-def _described(run: str, which: float, draw: random.Random) -> str:
+def _described(where: str, which: float, draw: random.Random) -> str:
     """What a change does, found by doing it to a copy."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as temporary:
-        runs = Path(temporary) / "runs"
+        copy = Path(temporary) / "ground"
         try:
-            shutil.copytree(Path("runs"), runs, symlinks=True)
-            return _change(runs / run, runs, which, draw)
+            shutil.copytree(Path(), copy, symlinks=True)
+            return _change(copy / where, copy, which, draw)
         except OSError as error:
             return f"a change that cannot be shown here ({error.strerror})"
 
@@ -228,11 +240,9 @@ def _special(path: Path, draw: random.Random) -> None:
 
 
 def _of_another_run(path: Path, draw: random.Random) -> None:
-    """The same file of another run, or another file of the same kind."""
-    runs = path.parent
-    while runs.name != "runs":
-        runs = runs.parent
-    others = [p for p in sorted(runs.rglob(f"*{path.suffix}")) if p != path and p.is_file()]
+    """The same file of another run or study, or another file of the same kind."""
+    top = next(folder for folder in path.parents if folder.name in ("runs", "studies")).parent
+    others = [p for p in sorted(top.rglob(f"*{path.suffix}")) if p != path and p.is_file()]
     shutil.copyfile(draw.choice(others), path)
 
 
@@ -277,6 +287,21 @@ def _lines(path: Path, draw: random.Random) -> None:
         else:
             del lines[at]
     path.write_text("\n".join(lines) + "\n")
+
+
+def _csv(path: Path, draw: random.Random) -> None:
+    """A table of text with a cell changed, a column or a line removed, or a line repeated."""
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    at, column, how = draw.randrange(len(rows)), draw.randrange(len(rows[0])), draw.random()
+    if how < 0.5:
+        rows[at][column % len(rows[at])] = pool.text(draw).replace("\ud800", "").replace("\x00", "")
+    elif how < 0.65:
+        rows = [row[:column] + row[column + 1 :] for row in rows]
+    elif how < 0.8:
+        del rows[at]
+    else:
+        rows.insert(at, rows[at])
+    path.write_text("\n".join(",".join(row) for row in rows) + "\n")
 
 
 def _with_digest(data: bytearray) -> bytes:

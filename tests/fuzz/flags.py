@@ -12,8 +12,9 @@ from typing import Any
 
 import outcome
 import pool
-from ground import NAMES, SEQUENCES
+from ground import EXAMPLES, NAMES, SEQUENCES, STUDY
 
+from circuitscope import tasks
 from step import Input
 
 _SMALL = [
@@ -48,8 +49,13 @@ _RIGHT: dict[str, Sequence[str]] = {  # right values by the name of the paramete
     "layers": ["1", "0", "2", "0,0"],
     "heads": ["1", "2", "0", "all", "mean_abs", "0,1"],
     "positions": ["none", "learned", "sinusoidal", "rope", "alibi"],
-    "task": ["mqar", "ar", "induction"],
-    "name": ["new", "mqar", "induction", "scores", "decay", "bound-value", "attention", "mamba"],
+    "task": ["mqar", "ar", "induction", *tasks.names()],
+    "name": ["new", "tiny", "scores", "decay", "bound-value", "attention", "mamba", *tasks.names()],
+    "grid": [STUDY, f"{STUDY}/grid.yaml"],
+    "studies": ["studies"],
+    "sweep": ["tiny"],
+    "file": [EXAMPLES],
+    "folder": ["runs"],
     "examples": ["none", "100", "1"],
     "device": ["auto", "cpu"],
     "save_schedule": ["every", "log"],
@@ -65,9 +71,9 @@ _RIGHT: dict[str, Sequence[str]] = {  # right values by the name of the paramete
     "factors": ["all", "phi", "composed", "conv,ssm", "gate"],
     "factor": ["phi", "phi_without_D"],
     "by": ["recall", "binding", "previous_token", "recall+1", "query<-filler"],
-    "scale": ["signed", "share", "log"],
+    "scale": ["signed", "share", "log", "laptop", "paper"],
     "mark": ["recall", "recall,binding"],
-    "out": ["x.png", "new/x.svg", "x.pdf", "x.html", "runs", "x"],
+    "out": ["x.png", "new/x.svg", "x.pdf", "x.html", "runs", "x", "x.parquet"],
     "probes": ["own-token", "bound-value", "position", "previous-token"],
     "hooks": ["blocks.*.hook_resid_post", "hook_embed", "*"],
     "names": ["recall", "binding,recall"],

@@ -1,4 +1,4 @@
-"""The ground that is walked on: a few tiny runs, a fresh copy of them for every input, and caps on the work.
+"""The ground that is walked on: tiny runs and a tiny study, a fresh copy of them for every input, and caps on the work.
 
 Capped, and so not walked: training makes two updates and then jumps to its last step; evaluations read two batches;
 a run that would be much larger than the tiny ones is stopped before its first evaluation; the number of threads stays
@@ -10,7 +10,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 NAMES = ("attention", "mamba", "lstm", "stopped")
+STUDY = "studies/tiny"
+EXAMPLES = "examples.parquet"
 SEQUENCES = 4
 _TINY: dict[str, Any] = {
     "length": 16,
@@ -40,6 +44,7 @@ def build(folder: Path) -> None:
     """Trains the runs: three that finished, some of them analyzed, and one that stopped half-way."""
     import circuitscope as cs
     from circuitscope.analysis.probes import Definition, probe
+    from circuitscope.tasks.export import export
 
     runs = folder / "runs"
     for name in ("attention", "mamba", "lstm"):
@@ -49,9 +54,32 @@ def build(folder: Path) -> None:
     )
     cs.analysis.analysis_results(runs / "mamba", ["scores", "decay"], sequences=SEQUENCES)
     probe(cs.Run(runs / "attention"), Definition.load("own-token"), sequences=30)
+    _build_study(folder / STUDY, runs)
+    export(cs.task("mqar", length=16, pairs=2, vocab_size=64), folder / EXAMPLES, examples=4)
     stopped = runs / "stopped"
     shutil.copytree(runs / "attention", stopped, ignore=shutil.ignore_patterns("*-00000020.*", "analysis"))
     (stopped / "status.json").write_text('{"state": "stopped", "step": 10, "message": "", "pid": 1}\n')
+
+
+def _build_study(folder: Path, runs: Path) -> None:
+    """Makes a study with a criterion of each kind, and runs both of its trials."""
+    from circuitscope.cli.sweep import sweep
+
+    folder.mkdir(parents=True)
+    parts = {"model": ("d_model", "n_layers"), "task": ("length", "pairs", "vocab_size")}
+    base = {part: {name: _TINY[name] for name in names} for part, names in parts.items()}
+    elsewhere = {name for names in parts.values() for name in names}
+    base["train"] = {name: value for name, value in _TINY.items() if name not in elsewhere}
+    grid = {"base": {"recipe": "plain", **base}, "axes": {"train.seed": [1], "train.lr": [1e-3, 1e-2]}}
+    criteria = [
+        {"name": "a column", "quantity": "last_test_accuracy", "rate": "best", "holds_if": {"at_least": 0.95}},
+        {"name": "a window", "quantity": "window", "holds_if": {"at_least": 0.5}, "otherwise": "undecided"},
+        {"name": "a bump", "quantity": "bump_without_accuracy", "holds_if": {"at_most": 0.5}},
+    ]
+    study = {"question": "Does it work?", "source": "nowhere", "claim": "It works.", "criteria": criteria}
+    (folder / "grid.yaml").write_text(yaml.safe_dump(grid))
+    (folder / "study.yaml").write_text(yaml.safe_dump(study))
+    sweep(folder, jobs=1, runs=runs)
 
 
 class Cell:

@@ -124,6 +124,13 @@ def test_zeros_do_not_break_a_log_axis():
     np.testing.assert_allclose(fitted[:3], m[1:4], rtol=1e-9)
 
 
+def test_a_table_that_lacks_some_quartiles_is_drawn_without_their_band():
+    whole = decay_table({0: {0: 0.2, 100: 0.2}})
+    figure = decay({"run": whole[(whole.quantity != "profile_q25") | (whole.lag % 2 == 0)]})
+    assert not panels(figure)[0].collections
+    np.testing.assert_array_equal(lines(panels(figure)[0], "-")[-1].get_xdata(), np.arange(32))
+
+
 def test_the_axis_spans_at_most_eight_decades():
     left = panels(decay({"run": decay_table({0: {0: 2.0}})}))[0]
     assert left.get_ylim()[0] >= 2e-8 * (1 - 1e-9)

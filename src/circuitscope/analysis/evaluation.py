@@ -14,6 +14,7 @@ from circuitscope.tasks import Batch
 from circuitscope.tasks.measure import Measure
 
 MODEL = "the model"
+MOST = 100_000  # sequences; a share of answers is then known to 0.3 points
 _AT_ONCE = 50  # sequences, so that the logits of many labels fit into memory
 
 
@@ -23,7 +24,7 @@ def evaluate(run: Run | str | Path, *, step: int | None = None, sequences: int =
 
     Args:
         step: the checkpoint; by default the last.
-        sequences: how many examples of the test split.
+        sequences: how many examples of the test split, at most 100,000.
 
     Returns:
         One row per measure and answerer: measure, of ("the model" or the name of a baseline), value, low and high (the
@@ -31,6 +32,8 @@ def evaluate(run: Run | str | Path, *, step: int | None = None, sequences: int =
     """
     if sequences < 2:
         raise UserError(f"an interval needs at least 2 sequences, got {sequences}")
+    if sequences > MOST:
+        raise UserError(f"evaluate takes at most {MOST:,} sequences, got {sequences:,}")
     run = Run.of(run)
     task, model = run.config.task, run.load(step)
     found: dict[tuple[str, str], list[Measure]] = {}

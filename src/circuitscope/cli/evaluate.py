@@ -9,7 +9,7 @@ import typer
 def evaluate(
     run: Annotated[Path | None, typer.Argument(help="Run to evaluate.", show_default="the newest")] = None,
     step: Annotated[int | None, typer.Option(help="Checkpoint.", show_default="the last")] = None,
-    sequences: Annotated[int, typer.Option(help="Examples of the test split.", min=2)] = 3000,
+    sequences: Annotated[int, typer.Option(help="Examples of the test split.", min=2, max=100_000)] = 3000,
 ) -> None:
     """Print the measures of the task on its test split, of the model and of simple rules, with 95% intervals.
 

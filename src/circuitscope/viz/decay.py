@@ -157,8 +157,8 @@ def _profiles(
         if step in (chosen[0], chosen[-1]):
             fits += _fit(axes, lag, m, here[here.step == step], colour, step)
         if last:
-            low, high = (_by_lag(here, step, f"profile_{q}")[1] for q in ("q25", "q75"))
-            if (high > low).any():
+            (low_at, low), (high_at, high) = (_by_lag(here, step, f"profile_{q}") for q in ("q25", "q75"))
+            if np.array_equal(low_at, lag) and np.array_equal(high_at, lag) and (high > low).any():
                 axes.fill_between(lag, low, high, color=colour, alpha=0.15, lw=0)
     axes.set_yscale("log")
     bottom, above = axes.get_ylim()
