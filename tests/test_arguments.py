@@ -43,6 +43,12 @@ def test_a_call_that_works_is_left_alone_whatever_its_types():
     assert halved(3, "more", path=5, other="x") == 1.5
 
 
+def test_every_item_of_a_list_is_looked_at():
+    for _ in range(10):  # beartype alone draws the item that it looks at
+        with pytest.raises(cs.UserError, match=r"^counted: items must be list\[int\], got \[1, 2, '3', 4\]$"):
+            list(counted([1, 2, "3", 4]))
+
+
 def test_errors_that_have_another_reason_stay_as_they_are():
     with pytest.raises(ZeroDivisionError, match="a bug of its own"):
         halved(0)

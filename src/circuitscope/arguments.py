@@ -49,12 +49,7 @@ def _watched(found: Iterator[Any], function: Any, args: Any, kwargs: Any) -> Ite
 
 def _explain(function: Any, args: Any, kwargs: Any, error: Exception) -> None:
     """Raises a UserError if an argument has another type than annotated, or a RunFailed if memory ran out."""
-    from beartype import BeartypeConf
-    from beartype.door import is_bearable
-
     from circuitscope.memory import out_of_memory_in_words, ran_out  # which imports torch
-
-    conf = BeartypeConf(is_pep484_tower=True)  # an int will do where a float is asked for
 
     try:
         given = inspect.signature(function).bind(*args, **kwargs).arguments
@@ -63,12 +58,26 @@ def _explain(function: Any, args: Any, kwargs: Any, error: Exception) -> None:
     hints = get_type_hints(function, localns=_Names(vars(builtins) | function.__globals__))
     for name, value in given.items():
         hint = hints.get(name, Any)
-        if _is_variadic(function, name) or is_bearable(value, hint, conf=conf):
+        if _is_variadic(function, name) or _fits(value, hint):
             continue
         raise UserError(f"{function.__name__}: {name} must be {_in_words(hint)}, got {described(value)}") from error
     if ran_out(error):
         why = out_of_memory_in_words(error)
         raise RunFailed(f"{function.__name__}: out of memory; use fewer or shorter sequences ({why})") from error
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value has a type. Of a list or a mapping, beartype looks at one item, so each item is tried alone."""
+    from beartype import BeartypeConf
+    from beartype.door import is_bearable
+
+    parts: list[Any] = [value]
+    if isinstance(value, list):
+        parts += [[item] for item in value]
+    elif isinstance(value, dict):
+        parts += [{key: item} for key, item in value.items()]
+    conf = BeartypeConf(is_pep484_tower=True)  # an int will do where a float is asked for
+    return all(is_bearable(part, hint, conf=conf) for part in parts)
 
 
 class _Names(dict[str, Any]):
