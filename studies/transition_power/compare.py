@@ -72,7 +72,7 @@ METHODS = {
 }
 
 
-def main(methods, curves=8):
+def main(methods, curves=24):
     kinds = {name: development.NULLS[name] for name in NULLS}
     kinds |= {name: draw for name, draw in development.STEPS.items() if ", 12 σ" in name}
     rows = []
