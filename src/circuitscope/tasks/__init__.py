@@ -1,4 +1,4 @@
-"""Synthetic recall tasks, which also work without the trainer: `task("mqar", pairs=4).batch(7)`.
+"""Synthetic tasks of recall and in-context learning; they also work without the trainer: `task("mqar").batch(7)`.
 
 A new task is one class with `@register("its_name")` above it, here or in a package that names its module under the
 entry-point group `circuitscope.tasks`.
@@ -18,6 +18,7 @@ from circuitscope.tasks.compound import CompoundRecall
 from circuitscope.tasks.copy import Copy
 from circuitscope.tasks.fuzzy import FuzzyRecall
 from circuitscope.tasks.induction import Induction
+from circuitscope.tasks.linear_regression import LinearRegression, SparseLinear
 from circuitscope.tasks.measure import Measure
 from circuitscope.tasks.mqar import AR, MQAR
 from circuitscope.tasks.recall import Recall, any_value
@@ -26,6 +27,7 @@ from circuitscope.tasks.selective_copy import SelectiveCopy
 from circuitscope.tasks.stacked import StackedMQAR
 from circuitscope.tasks.token_task import TokenModel, TokenTask
 from circuitscope.tasks.two_hop import TwoHop
+from circuitscope.tasks.vector_task import VectorModel, VectorTask
 
 __all__ = [
     "AR",
@@ -39,17 +41,21 @@ __all__ = [
     "FuzzyRecall",
     "Induction",
     "Layout",
+    "LinearRegression",
     "Measure",
     "Metric",
     "Recall",
     "Role",
     "SelectiveCopy",
+    "SparseLinear",
     "Split",
     "StackedMQAR",
     "Task",
     "TokenModel",
     "TokenTask",
     "TwoHop",
+    "VectorModel",
+    "VectorTask",
     "any_value",
     "check_batch",
     "names",

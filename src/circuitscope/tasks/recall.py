@@ -188,7 +188,7 @@ class Recall(TokenTask):
 def any_value(batch: Batch) -> Float[Tensor, " label"]:
     """How often an arbitrary value of the context is right at each label: the share of values that equal the label."""
     where, target = batch.labelled()
-    values = batch.values()[where // batch.tokens.shape[1]]
+    values = batch.values()[where // batch.length]
     return (values == target[:, None]).double().mean(dim=1)
 
 
