@@ -4,6 +4,7 @@ A batch is a pure function of its arguments. Training, analysis and figures ask 
 the level of answering with any value of the context, and sizes; nothing outside a task's own file knows tasks by name.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -131,6 +132,11 @@ class Task(Section):
     def reached(self, metric: float, level: float) -> bool:
         """Whether a value of the metric is as good as a level, or better."""
         return metric >= level if self.larger_is_better else metric <= level
+
+    @property
+    def worst(self) -> float:
+        """What a diverged run counts as: an accuracy of 0, or an error without bound."""
+        return 0.0 if self.larger_is_better else math.inf
 
     def at_step(self, step: int, split: Split) -> "Task":
         """The task that makes batch number `step`: itself, or one of an easier stage where it has a curriculum."""

@@ -7,7 +7,7 @@ the width of x. Losses are means over the labels; the paper divides their sum by
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class InContext(VectorTask):
     """
 
     tested_on = 1280
-    roles = (Role.INPUT, Role.OUTPUT)
+    roles: ClassVar[tuple[Role, ...]] = (Role.INPUT, Role.OUTPUT)
 
     dims: Annotated[int, Unit("coordinates")] = Field(default=20, ge=1, le=2**16, description="dimension d of x")
     points: Annotated[int, Unit("points")] = Field(
@@ -130,10 +130,17 @@ class InContext(VectorTask):
     def inputs_of(self, key: int, examples: I64) -> Floats:
         """x [example, point, coordinate], standard normal; coordinates of later stages are 0."""
         x = normal(words(stream_key(key, "x"), examples, self.points * self.dims))
-        x = x.reshape(len(examples), self.points, self.dims)
-        if self._active is not None:
-            x[:, :, self._active :] = 0
-        return x
+        return self.masked(x.reshape(len(examples), self.points, self.dims))
+
+    @property
+    def active(self) -> int:
+        """How many coordinates of x are in use: all of them, or those of a stage of a curriculum."""
+        return self.dims if self._active is None else self._active
+
+    def masked(self, vectors: Floats) -> Floats:
+        """Vectors [..., coordinate], in place, with the coordinates of later stages at 0."""
+        vectors[..., self.active :] = 0
+        return vectors
 
     def prompt(self, x: Floats, y: Floats, *, weights: Floats | None = None) -> Batch:
         """The batch x1, y1, x2, y2 … with y as the label at each x but the first."""

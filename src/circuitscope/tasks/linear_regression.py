@@ -50,8 +50,8 @@ class LinearRegression(InContext):
         return {**LEAST_SQUARES, "averaging": Rule(averaging), **NEAREST}
 
     def weights_of(self, key: int, examples: I64) -> Floats:
-        """w [example, coordinate]."""
-        return normal(words(stream_key(key, "w"), examples, self.dims))
+        """w [example, coordinate]; coordinates of later stages of a curriculum are 0."""
+        return self.masked(normal(words(stream_key(key, "w"), examples, self.dims)))
 
     def outputs(self, key: int, examples: I64, x: Floats) -> Floats:
         return (x @ self.weights_of(key, examples)[:, :, None])[:, :, 0]
@@ -64,6 +64,8 @@ class LinearRegression(InContext):
 @register("sparse_linear")
 class SparseLinear(LinearRegression):
     """In-context linear regression where all but a few entries of w are 0."""
+
+    small: ClassVar = {"dims": 4, "points": 5, "nonzero": 2}
 
     name: Literal["sparse_linear"] = "sparse_linear"  # type: ignore[assignment]
     points: Annotated[int, Unit("points")] = Field(
