@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from circuitscope.errors import UserError as UserError
     from circuitscope.models import model as model
     from circuitscope.models.hooked_lm import HookedLM as HookedLM
+    from circuitscope.models.hooked_sequence import HookedSequenceModel as HookedSequenceModel
     from circuitscope.runs.run import Run as Run
     from circuitscope.runs.run import newest_run as newest_run
     from circuitscope.tasks import Batch as Batch
@@ -42,6 +43,7 @@ _MODULES = ("analysis", "mixers", "models", "tasks")
 _PUBLIC = {
     "Batch": "tasks",
     "HookedLM": "models.hooked_lm",
+    "HookedSequenceModel": "models.hooked_sequence",
     "Layout": "tasks",
     "Role": "tasks",
     "Run": "runs.run",

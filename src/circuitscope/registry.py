@@ -70,9 +70,13 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
 
     def __getitem__(self, name: object) -> Thing:
         self._load()
-        if not isinstance(name, str) or name not in self._things:
+        if not isinstance(name, str) or self._spelled(name) not in self._things:
             raise unknown(self.kind, name, self._things)
-        return self._things[name]
+        return self._things[self._spelled(name)]
+
+    def _spelled(self, name: str) -> str:
+        """The name as it was registered, where it was given with - in place of _."""
+        return name if name in self._things else name.replace("-", "_")
 
     def __contains__(self, name: object) -> bool:
         self._load()

@@ -148,7 +148,7 @@ class Doubling(Task):
         return {"max_length": 3}
 
     def loss(self, model, batch):
-        error = (model(batch.tokens) - 2 * batch.tokens).square().mean()
+        error = (model(batch.inputs) - 2 * batch.inputs).square().mean()
         return error, error.detach
 
     @torch.no_grad()

@@ -9,7 +9,10 @@ import typer
 def evaluate(
     run: Annotated[Path | None, typer.Argument(help="Run to evaluate.", show_default="the newest")] = None,
     step: Annotated[int | None, typer.Option(help="Checkpoint.", show_default="the last")] = None,
-    sequences: Annotated[int, typer.Option(help="Examples of the test split.", min=2, max=100_000)] = 3000,
+    sequences: Annotated[
+        int | None,
+        typer.Option(help="Examples of the test split.", min=2, max=100_000, show_default="the task's, for most 3000"),
+    ] = None,
 ) -> None:
     """Print the measures of the task on its test split, of the model and of simple rules, with 95% intervals.
 
@@ -23,7 +26,7 @@ def evaluate(
     chosen = Run(run) if run is not None else newest_run()
     table = evaluated(chosen, step=step, sequences=sequences)
     task = chosen.config.task
-    print(escaped(f"{chosen.name}: {task.name}, {sequences:,} sequences of the test split"))
+    print(escaped(f"{chosen.name}: {task.name}, {table.sequences.iloc[0]:,} sequences of the test split"))
     rows = [
         (str(row.measure), str(row.of), f"{row.value:.4f}", f"{row.low:.4f} to {row.high:.4f}")
         for row in table.itertuples(index=False)

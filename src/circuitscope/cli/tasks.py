@@ -10,6 +10,7 @@ from circuitscope.errors import UserError
 
 if TYPE_CHECKING:
     from rich.text import Text
+    from torch import Tensor
 
     from circuitscope.tasks import Batch, Role
 
@@ -78,7 +79,7 @@ def export(
     seed: Annotated[int, typer.Option(help="Seed of the examples.")] = 0,
     assign: _Assigned = None,
 ) -> None:
-    """Write examples of a task to a Parquet file: tokens, labels and roles, with a digest.
+    """Write examples of a task to a Parquet file: tokens or vectors, labels and roles, with a digest.
 
     `circuitscope tasks check FILE` compares a file with its digest.
     """
@@ -111,6 +112,31 @@ def _about(cls: type) -> str:
 
 
 def _example(batch: "Batch", row: int) -> "Text":
+    """What the example is, in a form that a person can check by eye."""
+    return _of_vectors(batch, row) if batch.inputs.is_floating_point() else _of_tokens(batch, row)
+
+
+def _of_vectors(batch: "Batch", row: int) -> "Text":
+    """One position per line: role, vector, and the label after an arrow; above them the weight vector, if any."""
+    from rich.text import Text
+
+    from circuitscope.tasks import Role
+
+    lines = [Text("")]
+    if batch.weights is not None:
+        lines.append(Text(f"w        {_numbers(batch.weights[row])}"))
+    labelled = batch.has_label()[row]
+    for i, (vector, role) in enumerate(zip(batch.inputs[row], batch.layout.roles[row], strict=True)):
+        line = Text(f"{Role(int(role)).name:8} {_numbers(vector)}", style=Role(int(role)).colour)
+        lines.append(line.append(f"  → {_numbers(batch.labels[row, i])}" if labelled[i] else "", style="bold"))
+    return Text("\n").join(lines)
+
+
+def _numbers(vector: "Tensor") -> str:
+    return " ".join(f"{float(x):6.2f}" for x in vector)
+
+
+def _of_tokens(batch: "Batch", row: int) -> "Text":
     """Tokens above their labels, with a dot where there is no label."""
     from rich.text import Text
 

@@ -59,10 +59,11 @@ class Recipe:
 def _per_token(share: float, most: int) -> "Rule":
     """A number of examples that grows with the vocabulary, from 2,000 up to a limit."""
 
-    def examples(setting: Setting) -> int:
-        return max(2000, min(most, round(share * setting.task.needs()["vocab_size"])))
+    def examples(setting: Setting) -> int | None:
+        tokens = setting.task.needs().get("vocab_size")
+        return None if tokens is None else max(2000, min(most, round(share * tokens)))
 
-    return Rule(f"{share:g} for each token of the vocabulary, from 2,000 to {most:,}", examples)
+    return Rule(f"{share:g} for each token of the vocabulary, from 2,000 to {most:,}; none without tokens", examples)
 
 
 # The six that were searched for (studies/recipes). Their values stand here alone; those of attention are also shown by

@@ -49,8 +49,18 @@ class RunConfig(Section):
     def _model_fits_task(self) -> "RunConfig":
         for field, need in self.task.needs().items():
             have = getattr(self.model, field)
-            if have < need:
+            if have is not None and have < need:
                 raise UserError(f"model.{field} must be at least the task's {need}, got {have}")
+        if self.model.reads != self.task.inputs:
+            raise UserError(
+                f"{self.task.name} has {self.task.inputs}, and a model with d_input {self.model.d_input} reads"
+                f" {self.model.reads}; leave model.d_input and model.d_output out: the task gives them"
+            )
+        if self.task.metric == "accuracy" and (self.train.early_stop or 0) > 1:
+            raise UserError(
+                f"train.early_stop: {self.task.name} is stopped at an accuracy, so expected at most 1, got"
+                f" {self.train.early_stop:g}"
+            )
         if self.model.sees_ahead and _asks_for_next_tokens(self.task):
             self.model.check_causal(f"{self.task.name}, whose labels are the next tokens,")
         return self
@@ -155,6 +165,8 @@ class RunConfig(Section):
 
 def _asks_for_next_tokens(task: Task) -> bool:
     """Whether every label is the token after it, which a model that sees ahead would just copy."""
+    if task.inputs != "tokens":
+        return False
     batch = task.batch(0, size=8)
     tokens, labels = batch.tokens[:, 1:], batch.labels[:, :-1]
     asked = labels != tasks.NO_LABEL

@@ -85,11 +85,11 @@ class TrainConfig(Section):
     log_every: Annotated[int, Unit("steps")] = Field(
         default=10, ge=1, description="steps between rows of metrics.jsonl on the training loss"
     )
-    early_stop: Annotated[float | None, Unit("share of the answers")] = Field(
+    early_stop: Annotated[float | None, Unit("the task's metric")] = Field(
         default=None,
         gt=0,
-        le=1,
-        description="stop once the metric on held-out examples, such as accuracy, is at least this; none: never",
+        description="stop once the metric on held-out examples is as good: an accuracy (a share of the answers, at most"
+        " 1) at least this, an error at most this; none: never",
     )
 
     save_every: Annotated[int, Unit("steps")] = Field(

@@ -1,5 +1,6 @@
 """Models with hooks: the stack of layers, its config, and how to build a model by name."""
 
+import importlib
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,18 @@ from circuitscope.models.presets import PRESETS, expand_preset
 
 if TYPE_CHECKING:
     from circuitscope.models.hooked_lm import HookedLM as HookedLM
+    from circuitscope.models.hooked_sequence import HookedSequenceModel as HookedSequenceModel
+    from circuitscope.models.stack import HookedStack
 
-__all__ = ["HookedLM", "ModelConfig", "model", "names"]
+__all__ = ["HookedLM", "HookedSequenceModel", "ModelConfig", "model", "names"]
+
+
+_CLASSES = {"HookedLM": "hooked_lm", "HookedSequenceModel": "hooked_sequence"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "HookedLM":  # loaded on first use, because it imports TransformerLens, which takes seconds
-        from circuitscope.models.hooked_lm import HookedLM
-
-        return HookedLM
+    if name in _CLASSES:  # loaded on first use, because they import TransformerLens, which takes seconds
+        return getattr(importlib.import_module(f"circuitscope.models.{_CLASSES[name]}"), name)
     raise AttributeError(f"module 'circuitscope.models' has no attribute '{name}'")
 
 
@@ -32,14 +36,15 @@ def names() -> list[str]:
 
 
 @explained
-def model(name: Any = None, /, *, seed: int = 0, **options: Any) -> "HookedLM":
+def model(name: Any = None, /, *, seed: int = 0, **options: Any) -> "HookedStack":
     """Builds a freshly initialized model by name (by default attention), or from a config: `run.config.model`.
 
     Options are fields of the model's config (`d_model`, `n_layers`, `positions` …) or of its mixers
-    (`n_heads` …). An option of mixers is set on every mixer that has it. As with any module of torch, the weights
-    have torch's default dtype, so after `torch.set_default_dtype(torch.float64)` they are other random numbers.
+    (`n_heads` …). With `d_input` and `d_output` the model reads vectors, otherwise tokens. An option of mixers is set
+    on every mixer that has it. As with any module of torch, the weights have torch's default dtype, so after
+    `torch.set_default_dtype(torch.float64)` they are other random numbers.
     """
-    from circuitscope.models.hooked_lm import HookedLM
+    from circuitscope.models.build import build_model
 
     if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**63:
         raise UserError(f"seed: expected a whole number from 0 to 2^63 − 1, got {shown(seed)}")
@@ -62,6 +67,6 @@ def model(name: Any = None, /, *, seed: int = 0, **options: Any) -> "HookedLM":
     if "mixers" not in options:
         fields["mixers"] = specs
     try:
-        return HookedLM(ModelConfig.model_validate(fields), seed=seed)
+        return build_model(ModelConfig.model_validate(fields), seed=seed)
     except ValidationError as error:
         raise explain(error, ModelConfig, at="model") from None

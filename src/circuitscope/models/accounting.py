@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from circuitscope.errors import UserError
-from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.models.stack import HookedStack
 
 
 @contextmanager
@@ -22,22 +22,25 @@ def without_weights() -> Iterator[None]:
 
 
 class Parameters(NamedTuple):
-    """`total` counts a tied embedding once; `without_embeddings` leaves out embedding, positions and unembedding."""
+    """`total` counts a tied embedding once; `without_embeddings` leaves out both ends of the model and its positions.
+
+    The ends are the embedding and unembedding, or the read-in and read-out of vectors.
+    """
 
     total: int
     without_embeddings: int
 
 
-def parameters(model: HookedLM) -> Parameters:
+def parameters(model: HookedStack) -> Parameters:
     """How many parameters a model has."""
     total = sum(p.numel() for p in model.parameters())
-    tables = model.embed.weight.numel() * (1 if model.config.tied else 2)
+    tables = model.end_parameters
     if model.config.positions == "learned":
         tables += model.pos_embed.numel()
     return Parameters(total, total - tables)
 
 
-def state_size(model: HookedLM) -> int | None:
+def state_size(model: HookedStack) -> int | None:
     """The number of floats that one sequence carries from each position to the next, over all layers.
 
     This counts the state of the recurrence and the inputs that a short conv still needs (width − 1 per
@@ -47,22 +50,20 @@ def state_size(model: HookedLM) -> int | None:
     return None if None in sizes else sum(sizes)
 
 
-def forward_flops_per_token(model: HookedLM, length: int) -> int:
-    """2 FLOPs per weight of every linear map, including the unembedding, plus the `mixing_flops` of each mixer.
+def forward_flops_per_token(model: HookedStack, length: int) -> int:
+    """2 FLOPs per weight of every linear map, including unembedding or read-out, plus the `mixing_flops` of each mixer.
 
     A linear map is an `nn.Linear`; whatever else a mixer multiplies (convs, scans, an LSTM's matrices) is
     in its `mixing_flops`. The count leaves out the embedding lookup, biases, norms, activations, softmax, and
     modules with a true `once_a_batch`, such as the MLP that makes a filter. It includes the unembedding at
     every position, although training computes it only at labels.
     """
-    weights = _linear_weights(model)
-    if model.config.tied:
-        weights += model.embed.weight.numel()
+    weights = _linear_weights(model) + model.end_weights
     mixing: int = sum(block.mixer.mixing_flops(length) for block in model.layers)
     return 2 * weights + mixing
 
 
-def training_flops_per_token(model: HookedLM, length: int) -> int:
+def training_flops_per_token(model: HookedStack, length: int) -> int:
     """Three times the forward pass, because the backward pass needs two products for each product of the forward."""
     return 3 * forward_flops_per_token(model, length)
 

@@ -13,7 +13,8 @@ Positions = Literal["none", "learned", "sinusoidal", "rope", "alibi"]
 
 
 class ModelConfig(Section):
-    """A stack of pre-norm residual blocks with one token mixer each, over an embedding that is tied by default.
+    """A stack of pre-norm residual blocks with one token mixer each, over an embedding that is tied by default
+    or, for vectors, between a linear read-in and read-out.
 
     The input may name a `preset` instead of mixers; then `n_layers` counts layers as that preset does.
     """
@@ -74,7 +75,23 @@ class ModelConfig(Section):
     tied: bool = Field(default=True, description="the unembedding shares the embedding's weight")
     norm_eps: float = Field(default=1e-5, gt=0, description="added to the variance in the layer norms")
     vocab_size: Annotated[int, Unit("tokens"), DefaultBy("in a run the task's; 8192 for a model alone")] = Field(
-        default=8192, ge=2, lt=2**31, description="size of the vocabulary; at least the task's"
+        default=8192,
+        ge=2,
+        lt=2**31,
+        description="size of the vocabulary; at least the task's; without meaning in a model that reads vectors",
+    )
+    d_input: Annotated[
+        int | None, Added(5, before=None), Unit("channels"), DefaultBy("in a run the task's; none for a model alone")
+    ] = Field(
+        default=None,
+        ge=1,
+        le=2**20,
+        description="width of the vectors that the model reads through a linear map; none: it reads tokens",
+    )
+    d_output: Annotated[
+        int | None, Added(5, before=None), Unit("channels"), DefaultBy("in a run the task's; none for a model alone")
+    ] = Field(
+        default=None, ge=1, le=2**20, description="width of the vectors that a model of vectors gives; none: logits"
     )
     max_length: Annotated[int, Unit("positions"), DefaultBy("in a run the task's; 64 for a model alone")] = Field(
         default=64, ge=1, le=2**31, description="longest sequence; at least the task's"
@@ -137,6 +154,20 @@ class ModelConfig(Section):
             have = ", ".join(name for name, kind in sorted(MIXERS.items()) if kind.config.has_mimetic_start)
             raise UserError(f"model.init: mimetic is a start of {have}; {names} has none; expected native or gpt2")
         return self
+
+    @model_validator(mode="after")
+    def _both_ends_or_neither(self) -> "ModelConfig":
+        if (self.d_input is None) != (self.d_output is None):
+            raise UserError(
+                "a model that reads vectors needs model.d_input and model.d_output, and one that reads tokens has"
+                f" neither, got {self.d_input} and {self.d_output}"
+            )
+        return self
+
+    @property
+    def reads(self) -> Literal["tokens", "vectors"]:
+        """What the model reads."""
+        return "tokens" if self.d_input is None else "vectors"
 
     @property
     def sees_ahead(self) -> int:

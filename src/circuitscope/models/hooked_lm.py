@@ -1,55 +1,16 @@
-"""HookedLM, the model: it takes tokens, gives logits, and has a named hook for every activation in between."""
+"""HookedLM, the model that reads tokens: it gives logits, and has a named hook for every activation in between."""
 
-from dataclasses import dataclass
-from typing import Any
-
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from circuitscope.errors import UserError, described
-from circuitscope.hooks import hook
-from circuitscope.kernels import forks
-from circuitscope.lens import (
-    Cache,
-    HookedRootModule,
-    HookNames,
-    HookPoint,
-    NamesFilter,
-    layer_index,
-    resolve_filter,
-)
-from circuitscope.mixers.positions import sinusoidal
-from circuitscope.mixers.reading import Reading
-from circuitscope.models.block import Block
+from circuitscope.errors import UserError
 from circuitscope.models.config import ModelConfig
-from circuitscope.models.norm import HookedLayerNorm
-from circuitscope.models.tokens import TokensLike, as_tokens
+from circuitscope.models.inputs import InputsLike, as_tokens
+from circuitscope.models.stack import HookedStack
 
 
-@dataclass
-class LensConfig:
-    """What TransformerLens's tools read from `model.cfg`."""
-
-    n_layers: int
-    n_heads: int
-    n_key_value_heads: int | None
-    d_head: int
-    d_model: int
-    d_vocab: int
-    n_ctx: int
-    d_mlp: int | None
-    attn_only: bool
-    device: torch.device
-    dtype: torch.dtype
-    normalization_type: str = "LN"
-    act_fn: str = "gelu"
-    model_name: str = "circuitscope"
-    original_architecture: str = "HookedLM"
-
-
-class HookedLM(HookedRootModule):
+class HookedLM(HookedStack):
     """Embedding (+ positions), blocks, final norm, unembedding (no bias, tied by default).
 
     It is a TransformerLens HookedRootModule: `run_with_hooks`, `run_with_cache`, `hooks` and
@@ -67,171 +28,50 @@ class HookedLM(HookedRootModule):
     per-head methods (`stack_head_results`, `compute_head_results`) do not work either.
     """
 
-    def __init__(self, config: ModelConfig, seed: int = 0):
-        super().__init__()
-        self.config = config
-        forks.computing()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self._build(config)
-            self._initialize(config)
-        self.setup()  # type: ignore[no-untyped-call]
-        self.mod_dict = HookNames(self.hook_dict)
-        self.aliases = self._alias_mixers()
-        self.on_demand = frozenset(name for name, point in self.hook_dict.items() if getattr(point, "on_demand", False))
-
-    def _build(self, config: ModelConfig) -> None:
+    def _build_read_in(self, config: ModelConfig) -> None:
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
-        self.hook_embed = hook("batch pos d_model")
-        if config.positions == "learned":
-            self.pos_embed = nn.Parameter(torch.empty(config.max_length, config.d_model))
-        elif config.positions == "sinusoidal":
-            self.register_buffer("pos_embed", sinusoidal(config.max_length, config.d_model), persistent=False)
-        if config.positions in ("learned", "sinusoidal"):
-            self.hook_pos_embed = hook("batch pos d_model")
-        self.blocks = nn.ModuleList(Block(config, mixer) for mixer in config.mixers)
-        for i, block in enumerate(self.layers):  # what a mixer's initialization needs besides its own config
-            if hasattr(block.mixer, "set_depth"):
-                block.mixer.set_depth(i, config.n_layers)
-            if hasattr(block.mixer, "set_length"):
-                block.mixer.set_length(config.max_length)
-        self.ln_final = HookedLayerNorm(config.d_model, config.norm_eps)
+
+    def _build_read_out(self, config: ModelConfig) -> None:
         if not config.tied:
             self.unembed = nn.Linear(config.d_model, config.vocab_size, bias=False)
 
-    def _initialize(self, config: ModelConfig) -> None:
-        """Linear maps start at N(0, 0.02) with zero biases (`gpt2`) or as in torch (`native`, `mimetic`).
-
-        With `mimetic`, a mixer that can start as linear attention then does so. Embeddings start at N(0, embed_std).
-        Modules with a true `own_init` keep what their mixer gave them. With `rescale_residual`, output projections
-        shrink by 1/√(residual branches), of which each layer has as many as `residual_branches` says, or two under
-        gpt2 with an MLP, and otherwise one.
-        """
+    def _initialize_read_in(self, config: ModelConfig) -> None:
         nn.init.normal_(self.embed.weight, std=config.embed_std)
-        if config.positions == "learned":
-            nn.init.normal_(self.pos_embed, std=config.embed_std)
-        if config.init == "gpt2":
-            for module in self.modules():
-                if isinstance(module, nn.Linear) and not getattr(module, "own_init", False):
-                    nn.init.normal_(module.weight, std=0.02)
-                    if module.bias is not None:
-                        nn.init.zeros_(module.bias)
-        if config.init == "mimetic":
-            for block, mixer in zip(self.layers, config.mixers, strict=True):
-                if mixer.has_mimetic_start:
-                    block.mixer.start_mimetic(config.max_length)
-        if config.rescale_residual:
-            branches = config.residual_branches or (2 if config.init == "gpt2" and config.state_mixer == "mlp" else 1)
-            with torch.no_grad():
-                for block in self.layers:
-                    block.mixer.out.weight.mul_((branches * config.n_layers) ** -0.5)
-                    if block.has_mlp:
-                        block.mlp.out.weight.mul_((branches * config.n_layers) ** -0.5)
-
-    def _alias_mixers(self) -> dict[str, str]:
-        """A mapping from TransformerLens's hook names, which call every mixer attention, to this package's."""
-        aliases: dict[str, str] = {}
-        for i, block in enumerate(self.layers):
-            aliases[f"blocks.{i}.hook_attn_out"] = f"blocks.{i}.hook_mixer_out"
-            for name, module in block.mixer.named_modules():
-                if isinstance(module, HookPoint):
-                    aliases[f"blocks.{i}.attn.{name}"] = f"blocks.{i}.mixer.{name}"
-        for alias, name in aliases.items():
-            self.mod_dict[alias] = self.mod_dict[name]
-        return aliases
 
     @property
-    def layers(self) -> list[Block]:
-        """The blocks, with their type."""
-        return list(self.blocks)  # type: ignore[arg-type]
+    def d_out(self) -> int:
+        return self.config.vocab_size
 
     @property
-    def cfg(self) -> LensConfig:
-        """The model's sizes under TransformerLens's names."""
-        c, mixer = self.config, self.layers[0].mixer
-        return LensConfig(
-            n_layers=c.n_layers,
-            n_heads=mixer.n_heads,
-            n_key_value_heads=None,
-            d_head=mixer.d_head,
-            d_model=c.d_model,
-            d_vocab=c.vocab_size,
-            n_ctx=c.max_length,
-            d_mlp=c.mlp_ratio * c.d_model if c.state_mixer == "mlp" else None,
-            attn_only=c.state_mixer == "none",
-            device=self.embed.weight.device,
-            dtype=self.embed.weight.dtype,
-        )
+    def end_parameters(self) -> int:
+        return self.embed.weight.numel() * (1 if self.config.tied else 2)
+
+    @property
+    def end_weights(self) -> int:
+        return self.embed.weight.numel() if self.config.tied else 0
 
     @property
     def W_U(self) -> Float[Tensor, "d_model vocab"]:
         """Unembedding matrix."""
         return (self.embed.weight if self.config.tied else self.unembed.weight).T
 
-    def to_tokens(self, tokens: TokensLike) -> Int[Tensor, "batch pos"]:
+    def to_tokens(self, tokens: InputsLike) -> Int[Tensor, "batch pos"]:
         """Token numbers as a tensor [batch, pos] on the model's device. The model has no tokenizer."""
-        return as_tokens(tokens, self.embed.weight.device)
+        return as_tokens(tokens, self.device)
 
-    def forward(self, tokens: TokensLike, at: Int[Tensor, " label"] | None = None) -> Float[Tensor, "*lead vocab"]:
-        """Logits [batch, pos, vocab]; with `at`, logits [label, vocab] at those flat positions only.
+    def to_inputs(self, inputs: InputsLike) -> Int[Tensor, "batch pos"]:
+        return self.to_tokens(inputs)
 
-        `at` holds indices row · length + pos, as `Batch.labelled()` gives them. It saves work and changes no
-        logit: everything after the last mixer, including the unembedding, runs at those positions only, so
-        hooks there see [label, …] instead of [batch, pos, …].
-        """
-        return F.linear(self.hidden(tokens, at), self.W_U.T)
+    def read_out(self, hidden: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead vocab"]:
+        """Logits, by the unembedding."""
+        return F.linear(hidden, self.W_U.T)
 
-    def hidden(self, tokens: TokensLike, at: Int[Tensor, " label"] | None = None) -> Float[Tensor, "*lead d_model"]:
-        """What the unembedding reads: the final norm's output."""
-        if at is not None and not isinstance(at, Tensor):
-            raise UserError(f"at: expected a tensor of flat positions, as batch.labelled() gives, got {described(at)}")
-        out: Tensor = self.ln_final(self.layers[-1](self.stream_before(tokens, self.config.n_layers - 1), at))
-        return out
-
-    def stream_before(self, tokens: TokensLike, layer: int) -> Float[Tensor, "batch pos d_model"]:
-        """The residual stream that enters a layer."""
-        resid = self.embedded(tokens)
-        for block in self.layers[:layer]:
-            resid = block(resid)
-        return resid
-
-    def reading(self, tokens: TokensLike, layer: int) -> Reading:
-        """How a layer describes itself on these tokens; −1 is the last layer."""
-        layer = layer_index(self, layer)
-        block = self.layers[layer]
-        found: Reading = block.mixer.reading(block.mixer_input(self.stream_before(tokens, layer)))
-        return found
-
-    def embedded(self, tokens: TokensLike) -> Float[Tensor, "batch pos d_model"]:
-        """The residual stream before the first layer."""
-        tokens = self.to_tokens(tokens)
-        self._check_length(tokens)
-        resid: Tensor = self.hook_embed(self._looked_up(tokens))
-        if self.config.positions in ("learned", "sinusoidal"):
-            resid = resid + self.hook_pos_embed(self.pos_embed[: tokens.shape[1]].expand_as(resid))
-        return F.dropout(resid, self.config.embed_dropout, self.training) if self.config.embed_dropout else resid
-
-    def _looked_up(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+    def read_in(self, inputs: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        """The embeddings of the tokens."""
         try:
-            found: Tensor = self.embed(tokens)
+            found: Tensor = self.embed(inputs)
         except IndexError:
             last = self.config.vocab_size - 1
-            wrong = int(tokens[(tokens < 0) | (tokens > last)][0])
+            wrong = int(inputs[(inputs < 0) | (inputs > last)][0])
             raise UserError(f"token {wrong}, but the model has tokens 0 to {last}") from None
         return found
-
-    def _check_length(self, tokens: Tensor) -> None:
-        limited = self.config.positions in ("learned", "sinusoidal")
-        if limited and tokens.shape[1] > self.config.max_length:
-            raise UserError(
-                f"sequence of {tokens.shape[1]} positions, but the model has {self.config.positions} positions"
-                f" for {self.config.max_length}; build it with max_length={tokens.shape[1]}"
-            )
-
-    def run_with_cache(  # type: ignore[override]
-        self, *args: Any, names_filter: NamesFilter = None, remove_batch_dim: bool = False, **kwargs: Any
-    ) -> tuple[Tensor, Cache]:
-        """The output, and an ActivationCache of the named hooks (by default all but per-channel Φ and states)."""
-        names = resolve_filter(names_filter, self.hook_dict, self.aliases, self.on_demand)
-        out, cache = super().run_with_cache(*args, names_filter=names, remove_batch_dim=remove_batch_dim, **kwargs)
-        return out, Cache(cache, self, self.aliases, has_batch_dim=not remove_batch_dim)

@@ -34,7 +34,7 @@ from circuitscope.tasks import Batch, Split
 if TYPE_CHECKING:
     import pandas as pd
 
-    from circuitscope.models.hooked_lm import HookedLM
+    from circuitscope.models.stack import HookedStack
 
 RunState = Literal["created", "running", "finished", "stopped", "diverged", "failed"]
 
@@ -148,7 +148,7 @@ class Run:
         """
         return self.config.task.batch(step, split=split, size=size, seed=self.config.train.batch_seed)
 
-    def load(self, step: int | str | None = None) -> "HookedLM":
+    def load(self, step: int | str | None = None) -> "HookedStack":
         """The model with the weights after `step` updates, by default of the last checkpoint, in eval mode.
 
         The weights are as they were saved, in float32, also where torch's default dtype is another: for float64, call
@@ -164,15 +164,15 @@ class Run:
             raise UserError(str(error)) from None
         return model
 
-    def empty_model(self) -> "HookedLM":
+    def empty_model(self) -> "HookedStack":
         """A model that the run's checkpoints fit, in float32 and in eval mode, for `load_into`."""
+        from circuitscope.models.build import build_model
         from circuitscope.models.dtype import default_dtype
-        from circuitscope.models.hooked_lm import HookedLM
 
         with default_dtype(torch.float32):
-            return HookedLM(self.config.model).eval()
+            return build_model(self.config.model).eval()
 
-    def load_into(self, model: "HookedLM", step: int) -> None:
+    def load_into(self, model: "HookedStack", step: int) -> None:
         """Gives a model the weights after `step` updates.
 
         Raises:

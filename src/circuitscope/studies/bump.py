@@ -23,7 +23,7 @@ def bump_without_accuracy(trial: Trial, curve: Sequence[Row]) -> float:
 
     task = trial.config.task
     points = [(p["step"], p["loss"], p[task.metric]) for p in curve if "loss" in p and task.metric in p]
-    if not points:
+    if not points or task.metric != "accuracy":
         return math.nan
     steps, loss, metric = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     clock = learning_time(steps.tolist(), trial.config.train)

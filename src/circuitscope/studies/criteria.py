@@ -99,7 +99,7 @@ class _Quantities:
             return bump_without_accuracy(trial, self.results.curves.get(trial.digest, []))
         row: Row = self.results.rows.get(trial.digest, {})
         if row.get("state") == "diverged" and column.endswith(f"_{trial.config.task.metric}"):
-            return 0.0
+            return trial.config.task.worst
         value = row.get(column) if row.get("state") in DONE else None
         return float(value) if isinstance(value, int | float) else math.nan
 
@@ -115,7 +115,8 @@ class _Quantities:
         means = {rate: sum(values) / len(values) for rate, values in sorted(rates.items())}
         if any(math.isnan(mean) for mean in means.values()):
             return []
-        best = max(means, key=lambda rate: means[rate])  # the smallest of equals, because the rates are in order
+        choose = max if trials[0].config.task.larger_is_better else min
+        best = choose(means, key=lambda rate: means[rate])  # the smallest of equals, because the rates are in order
         return [trial for trial in trials if trial.config.train.lr == best]
 
     def _window(self, trials: list[Trial]) -> float:

@@ -37,7 +37,8 @@ class Cells:
             trial is not done; `validation`, by which a rate is chosen, and `value`; the step of the circuit that is
             missing (none, binding, recall, binding and recall, match, values; empty if not measured); the level of
             answering with any value of the context; the steps that the trial should make, and those that it made. A
-            number that is not known is nan. The metric of a diverged trial is 0: it counts as failing.
+            number that is not known is nan. The metric of a diverged trial is the task's `worst`: it counts as failing.
+        larger_is_better: whether the metric is; an error has no windows, because no threshold holds for all tasks.
     """
 
     x: str
@@ -46,6 +47,7 @@ class Cells:
     metric: str
     column: str
     trials: pd.DataFrame
+    larger_is_better: bool = True
 
     @property
     def by_rate(self) -> bool:
@@ -80,7 +82,7 @@ class Cells:
         if column is not None and column not in numbers:
             raise unknown("column of numbers", column, numbers)
         x, line, panels = _roles(grid)
-        zero = _columns(metric)
+        fails = _columns(metric)
         trials = [
             {
                 "panel": ", ".join(_words(axis, trial) for axis in panels),
@@ -88,10 +90,10 @@ class Cells:
                 "x": float(trial.values[x]),
                 "seed": " ".join(_text(trial.values[axis]) for axis in _SEEDS if axis in trial.values),
                 "state": row.get("state", ""),
-                "validation": _number(row, f"best_validation_{metric}", zero),
-                "value": _number(row, chosen, zero),
+                "validation": _number(row, f"best_validation_{metric}", fails, trial.config.task.worst),
+                "value": _number(row, chosen, fails, trial.config.task.worst),
                 "missing": _missing(row),
-                "chance": trial.config.task.chance if chosen in zero else None,
+                "chance": trial.config.task.chance if chosen in fails else None,
                 "steps": trial.config.train.steps,
                 "ended": _number(row, "steps", ()),
                 "digest": trial.digest,
@@ -99,7 +101,7 @@ class Cells:
             for trial, row in zip(grid.trials, rows, strict=True)
         ]
         frame = pd.DataFrame(trials).astype({"chance": float})
-        return Cells(x, line, panels, metric, chosen, frame)
+        return Cells(x, line, panels, metric, chosen, frame, grid.trials[0].config.task.larger_is_better)
 
 
 def _metric(grid: Grid) -> str:
@@ -151,10 +153,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _number(row: Row, column: str, zero: Sequence[str]) -> float:
-    """A number of a row; 0 in the columns of the metric if the trial diverged, nan where there is none."""
-    if row.get("state") == "diverged" and column in zero:
-        return 0.0
+def _number(row: Row, column: str, fails: Sequence[str], worst: float = 0.0) -> float:
+    """A number of a row; the worst in the columns of the metric if the trial diverged, nan where there is none."""
+    if row.get("state") == "diverged" and column in fails:
+        return worst
     value: Any = row.get(column)
     return float(value) if _is_number(value) else math.nan
 

@@ -68,18 +68,17 @@ def _answers(run: Run) -> Row:
     value if at least half of its answers are values of the context.
     """
     import torch
-    import torch.nn.functional as F
 
     from circuitscope.analysis.checkpoints.runner import held_out
     from circuitscope.analysis.scores.answers import is_a_value
     from circuitscope.tasks import any_value
 
     batch = held_out(run).own
-    if batch.layout.value_pos is None:
+    if batch.layout.value_pos is None or batch.inputs.is_floating_point():
         return {}
     model, (where, target) = run.load(), batch.labelled()
     with torch.no_grad():
-        token = F.linear(model.hidden(batch.tokens, where), model.W_U.T).argmax(dim=1)
+        token = model(batch.inputs, at=where).argmax(dim=1)
     right, chance = float((token == target).float().mean()), float(any_value(batch).mean())
     share = float(is_a_value(token, batch).mean())
     what = RIGHT if right > chance + 0.02 else ANY_VALUE if share >= 0.5 else NO_VALUE
@@ -120,9 +119,9 @@ def _phases(run: Run) -> Row:
         return {"verdict": str(error)}
     out: Row = {"verdict": when.verdict.kind}
     for name in ("loss", run.config.task.metric, "binding", "recall"):
-        sign = -1 if name == "loss" else 1
+        falls = name == "loss" or (name == run.config.task.metric and not run.config.task.larger_is_better)
         several = [t for curve, ts in when.found.items() if curve.partition(" ")[0] == name for t in ts]
-        largest = max((t for t in several if t.size * sign > 0), key=lambda t: abs(t.size), default=None)
+        largest = max((t for t in several if (t.size < 0) == falls), key=lambda t: abs(t.size), default=None)
         if largest is not None:
             out |= {
                 f"{name}_onset": largest.onset,

@@ -154,13 +154,13 @@ def seconds_per_step(trial: Trial, steps: int = 3) -> float:
     """The time of a training step on one thread, the fastest of a few after one to warm up."""
     import torch
 
-    from circuitscope.models.hooked_lm import HookedLM
+    from circuitscope.models.build import build_model
     from circuitscope.training.optimizer import make_optimizer
 
     config, threads = trial.config, torch.get_num_threads()
     torch.set_num_threads(config.train.threads or 1)
     try:
-        model = HookedLM(config.model, seed=0).train()
+        model = build_model(config.model, seed=0).train()
         optimizer = make_optimizer(model, config.train)
         taken = []
         for step in range(steps + 1):

@@ -81,11 +81,11 @@ def _trained(trial: Trial, folder: Path, progress: Progress | None) -> tuple[Run
 def numbers_of(run: Run, fractions: Sequence[float] = ()) -> Row:
     """What the run's log says: steps, time, cost, best and last validation, first steps at 50, 90, 95 and 99%."""
     from circuitscope.models.accounting import parameters, training_flops_per_token, without_weights
-    from circuitscope.models.hooked_lm import HookedLM
+    from circuitscope.models.build import build_model
 
     metric, rows = run.config.task.metric, run.metrics
     with without_weights():
-        model = HookedLM(run.config.model)
+        model = build_model(run.config.model)
     tokens = int(rows.tokens.max()) if len(rows) else 0
     out: Row = {
         "steps": int(run.status.get("step", 0)),
@@ -97,7 +97,7 @@ def numbers_of(run: Run, fractions: Sequence[float] = ()) -> Row:
     held = _held_out(run)
     if not len(held):
         return out
-    best = held.iloc[int(held[metric].argmax())]
+    best = held.iloc[_best(run, held)]
     out |= {
         f"best_validation_{metric}": float(best[metric]),
         "best_validation_loss": float(held.loss.min()),
@@ -114,7 +114,7 @@ def numbers_of(run: Run, fractions: Sequence[float] = ()) -> Row:
         out[f"step_{share * 100:.0f}"] = int(reached.step.iloc[0]) if len(reached) else math.nan
     for fraction in fractions:
         budget = fraction * run.config.train.steps
-        out[f"{metric}_at_{fraction:g}"] = float(held[held.step <= budget][metric].max())
+        out[f"{metric}_at_{fraction:g}"] = _at_best(run, held[held.step <= budget])
     return out
 
 
@@ -145,10 +145,10 @@ def on_test_examples(run: Run) -> Row:
 
 
 def best_checkpoint(run: Run) -> int:
-    """The saved step with the highest validation metric; the last one where no evaluation fell on a checkpoint."""
+    """The saved step with the best validation metric; the last one where no evaluation fell on a checkpoint."""
     held = _held_out(run)
     saved = held[held.step.isin(run.steps)]
-    return int(saved.step.iloc[int(saved[run.config.task.metric].argmax())]) if len(saved) else run.steps[-1]
+    return int(saved.step.iloc[_best(run, saved)]) if len(saved) else run.steps[-1]
 
 
 def evaluated(run: Run, step: int, examples: int = TEST_EXAMPLES) -> tuple[float, float]:
@@ -217,6 +217,16 @@ def saved_row(run: Run) -> Row | None:
         return data if isinstance(data, dict) and data.get("digest") == run.digest else None
     except (OSError, ValueError, RecursionError, UserError):
         return None
+
+
+def _best(run: Run, held: "pd.DataFrame") -> int:
+    """The number of the row with the best metric, which is the largest accuracy or the smallest error."""
+    values = held[run.config.task.metric]
+    return int(values.argmax() if run.config.task.larger_is_better else values.argmin())
+
+
+def _at_best(run: Run, held: "pd.DataFrame") -> float:
+    return float(held[run.config.task.metric].iloc[_best(run, held)]) if len(held) else math.nan
 
 
 def _held_out(run: Run) -> "pd.DataFrame":

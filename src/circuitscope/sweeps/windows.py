@@ -72,7 +72,8 @@ class Mean:
 def choices(cells: Cells) -> pd.DataFrame:
     """For each cell the learning rate with the best mean validation metric over seeds, and its value on test.
 
-    A diverged seed counts as 0. Of rates that are equally good, the smallest is chosen.
+    A diverged seed counts as an accuracy of 0, or as an error without bound. Of rates that are equally good, the
+    smallest is chosen.
     Columns: panel, line, rate, validation, value, low, high, seeds.
     """
     ends = (0.0, 1.0) if cells.metric == "accuracy" else (-math.inf, math.inf)
@@ -80,9 +81,10 @@ def choices(cells: Cells) -> pd.DataFrame:
     def chosen(trials: pd.DataFrame) -> Iterable[dict[str, Any]]:
         by_rate = trials.groupby("x")["validation"].mean().dropna()  # in the order of the rates
         if len(by_rate):
-            rate = float(by_rate.index[int(by_rate.argmax())])  # the first of the highest
+            best = int(by_rate.argmax() if cells.larger_is_better else by_rate.argmin())  # the first of the best
+            rate = float(by_rate.index[best])
             mean = Mean.of(trials[trials["x"] == rate]["value"], *ends)
-            yield {"rate": rate, "validation": float(by_rate.max()), **vars(mean)}
+            yield {"rate": rate, "validation": float(by_rate.iloc[best]), **vars(mean)}
 
     return _by_cell(cells, cells.trials, chosen, ["rate", "validation", "value", "low", "high", "seeds"])
 
@@ -145,6 +147,8 @@ def _points(curve: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, flo
 
 def _windows(cells: Cells, trials: pd.DataFrame, threshold: float) -> pd.DataFrame:
     def found(cell: pd.DataFrame) -> Iterable[dict[str, Any]]:
+        if not cells.larger_is_better:
+            return
         complete = [seed for _, seed in cell.groupby("seed", sort=False) if seed["value"].notna().all()]
         several = [window(list(seed["x"]), [bool(v >= threshold) for v in seed["value"]]) for seed in complete]
         several = [one for one in several if not math.isnan(one.decades)]

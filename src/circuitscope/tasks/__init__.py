@@ -1,4 +1,4 @@
-"""Synthetic recall tasks, which also work without the trainer: `task("mqar", pairs=4).batch(7)`.
+"""Synthetic tasks of recall and in-context learning; they also work without the trainer: `task("mqar").batch(7)`.
 
 A new task is one class with `@register("its_name")` above it, here or in a package that names its module under the
 entry-point group `circuitscope.tasks`.
@@ -16,16 +16,23 @@ from circuitscope.tasks.base import TASKS, Baseline, Metric, Split, Task, regist
 from circuitscope.tasks.batch import NO_LABEL, Batch, Layout, check_batch
 from circuitscope.tasks.compound import CompoundRecall
 from circuitscope.tasks.copy import Copy
+from circuitscope.tasks.decision_tree import DecisionTree
 from circuitscope.tasks.fuzzy import FuzzyRecall
 from circuitscope.tasks.induction import Induction
+from circuitscope.tasks.linear_regression import LinearRegression, SparseLinear
 from circuitscope.tasks.measure import Measure
 from circuitscope.tasks.mqar import AR, MQAR
+from circuitscope.tasks.outliers import ManyOutlier, OrthogonalOutlier
 from circuitscope.tasks.recall import Recall, any_value
 from circuitscope.tasks.roles import Role
 from circuitscope.tasks.selective_copy import SelectiveCopy
+from circuitscope.tasks.sparse_parity import SparseParity
 from circuitscope.tasks.stacked import StackedMQAR
 from circuitscope.tasks.token_task import TokenModel, TokenTask
 from circuitscope.tasks.two_hop import TwoHop
+from circuitscope.tasks.two_layer_network import ChainOfThought, TwoLayerNetwork
+from circuitscope.tasks.vector_mqar import VectorMQAR
+from circuitscope.tasks.vector_task import VectorModel, VectorTask
 
 __all__ = [
     "AR",
@@ -34,22 +41,33 @@ __all__ = [
     "TASKS",
     "Baseline",
     "Batch",
+    "ChainOfThought",
     "CompoundRecall",
     "Copy",
+    "DecisionTree",
     "FuzzyRecall",
     "Induction",
     "Layout",
+    "LinearRegression",
+    "ManyOutlier",
     "Measure",
     "Metric",
+    "OrthogonalOutlier",
     "Recall",
     "Role",
     "SelectiveCopy",
+    "SparseLinear",
+    "SparseParity",
     "Split",
     "StackedMQAR",
     "Task",
     "TokenModel",
     "TokenTask",
     "TwoHop",
+    "TwoLayerNetwork",
+    "VectorMQAR",
+    "VectorModel",
+    "VectorTask",
     "any_value",
     "check_batch",
     "names",

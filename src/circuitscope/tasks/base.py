@@ -4,6 +4,7 @@ A batch is a pure function of its arguments. Training, analysis and figures ask 
 the level of answering with any value of the context, and sizes; nothing outside a task's own file knows tasks by name.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -13,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import numpy as np
 import torch
 from jaxtyping import Float
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from circuitscope.errors import UserError, shown, unknown
@@ -26,7 +27,6 @@ from circuitscope.tasks.roles import Role
 from circuitscope.tasks.streams import I64, order, stream_key, words
 
 _LARGE = 1 << 22  # of so many positions or examples it is worth asking whether they fit into memory
-_KEPT = 17  # bytes per position of a batch: token, label and role
 _DRAWN, _ROWS_AT_ONCE = 48, 2048  # bytes per position while so many rows of a batch are drawn, about
 _BYTES_PER_EXAMPLE = 32  # while the order of the examples is drawn
 
@@ -53,6 +53,9 @@ class Task(Section):
     features  what its layouts contain
     inputs    what a model reads: token numbers or vectors
     metric    the name of its metric, which is also the column in metrics.jsonl
+    larger_is_better  whether a model is better the larger its metric is, as with an accuracy; not so with an error
+    in_nats   whether the loss is a cross-entropy, so that its exponential is a perplexity
+    tested_on how many sequences `evaluate` takes by default
     small     options for an example that fits on a screen
     recipe    values of config fields, such as {"train.steps": 3000}, under which models learn it; they win over the
               recipe of the model, and what is given wins over them (config/recipes.py)
@@ -61,6 +64,9 @@ class Task(Section):
     current_version: ClassVar[int] = 1
     inputs: ClassVar[Inputs]
     metric: ClassVar[str]
+    larger_is_better: ClassVar[bool] = True
+    in_nats: ClassVar[bool] = False
+    tested_on: ClassVar[int] = 3000
     roles: ClassVar[tuple[Role, ...]]
     features: ClassVar[frozenset[Feature]] = frozenset()
     small: ClassVar[Mapping[str, Any]] = {}
@@ -123,10 +129,39 @@ class Task(Section):
         """
         return None
 
+    def reached(self, metric: float, level: float) -> bool:
+        """Whether a value of the metric is as good as a level, or better."""
+        return metric >= level if self.larger_is_better else metric <= level
+
+    @property
+    def worst(self) -> float:
+        """What a diverged run counts as: an accuracy of 0, or an error without bound."""
+        return 0.0 if self.larger_is_better else math.inf
+
+    def at_step(self, step: int, split: Split) -> "Task":
+        """The task that makes batch number `step`: itself, or one of an easier stage where it has a curriculum."""
+        return self
+
+    @property
+    def elsewhere(self) -> "Mapping[str, Task]":
+        """Tasks of another distribution on which a model of this one is measured too, by what sets them apart."""
+        return {}
+
+    @property
+    def bytes_per_position(self) -> int:
+        """How much memory a position of a batch takes: its input, label and role."""
+        return 17
+
     @property
     def baselines(self) -> Mapping[str, Baseline]:
         """Simple rules to compare a model with, by name."""
         return {}
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _with_underscores(cls, value: Any) -> Any:
+        own = cls.model_fields["name"].default
+        return own if isinstance(value, str) and value.replace("-", "_") == own else value
 
     @model_validator(mode="after")
     def _known_version(self) -> "Task":
@@ -163,14 +198,14 @@ class Task(Section):
         if self.examples is not None and split == "train":
             epoch, place = np.divmod(index, self.examples)
             index = np.concatenate([_shuffled(key, int(e), self.examples)[place[epoch == e]] for e in np.unique(epoch)])
-        return self.generate(key, index)
+        return self.at_step(step, split).generate(key, index)
 
     def _check_memory(self, size: int, split: Split) -> None:
         """Refuses a batch, or an order of the training examples, that memory cannot hold."""
         cpu = torch.device("cpu")
         if size * self.max_length > _LARGE:
             what = f"a batch of {size:,} sequences of length {self.max_length:,}"
-            need = (_KEPT * size + _DRAWN * min(size, _ROWS_AT_ONCE)) * self.max_length
+            need = (self.bytes_per_position * size + _DRAWN * min(size, _ROWS_AT_ONCE)) * self.max_length
             check_fits(need, cpu, what, "use fewer or shorter sequences")
         if split == "train" and (self.examples or 0) > _LARGE:
             what = f"the order of {self.examples:,} training examples"

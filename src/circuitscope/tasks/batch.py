@@ -1,13 +1,14 @@
-"""What a task returns: tokens, labels, and the layout, which gives the role of every position."""
+"""What a task returns: inputs (tokens or vectors), labels, and the layout, which gives the role of every position."""
 
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Int8
+from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
 
 from circuitscope.errors import UserError, described
+from circuitscope.tasks.judging import TOKENS, Judge
 from circuitscope.tasks.roles import Role
 
 NO_LABEL = -100
@@ -98,60 +99,96 @@ class Layout:
         return f"Layout({', '.join(parts)}; roles: {roles})"
 
 
-Labelled = tuple[Int[Tensor, " label"], Int[Tensor, " label"]]
+Labelled = tuple[Int[Tensor, " label"], Int[Tensor, " label"] | Float[Tensor, "label channel"]]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens, their labels (−100 where there is none) and their layout.
+    """Inputs (tokens or vectors), their labels and their layout.
+
+    Labels are tokens with −100 where there is none, or vectors with nan where there is none. `judge` says how wrong an
+    answer is. `weights` holds the weight vector of each sequence where the task is a linear regression.
 
     A batch that was moved to a device keeps what `labelled` gives, because to look for it there would make the CPU wait
     for the device.
     """
 
-    tokens: Inputs
+    inputs: Inputs
     labels: Inputs
     layout: Layout
+    judge: Judge = TOKENS
+    weights: Float[Tensor, "batch channel"] | None = None
     _known: Labelled | None = field(default=None, init=False, repr=False, compare=False)
 
     def labelled(self) -> Labelled:
         """Flat indices (row · length + pos) of labelled positions, and the labels there."""
         if self._known is not None:
             return self._known
-        flat = self.labels.reshape(-1)
-        where = (flat != NO_LABEL).nonzero().squeeze(1)
-        return where, flat[where]
+        where = self.has_label().flatten().nonzero().squeeze(1)
+        return where, self.labels.flatten(0, 1)[where]
+
+    @property
+    def tokens(self) -> Int[Tensor, "batch pos"]:
+        """The inputs of a batch of tokens."""
+        if self.inputs.is_floating_point():
+            raise UserError("this batch has vectors and no tokens; read batch.inputs")
+        return self.inputs
+
+    @property
+    def length(self) -> int:
+        """The number of positions."""
+        return self.inputs.shape[1]
+
+    def has_label(self) -> Bool[Tensor, "batch pos"]:
+        """Where the labels stand."""
+        return ~self.labels.isnan().any(dim=2) if self.labels.is_floating_point() else self.labels != NO_LABEL
+
+    def losses(self, answers: Float[Tensor, "label out"]) -> Float[Tensor, " label"]:
+        """The loss at each label, from what a model gives there."""
+        return self.judge.losses(self, answers)
+
+    def right(self, answers: Float[Tensor, "label out"]) -> Float[Tensor, " label"]:
+        """How right each answer is, at most 1; the mean is the accuracy, or what `judge.measures` names."""
+        return self.judge.right(self, answers)
 
     @property
     def label_count(self) -> int:
         """How many labels there are."""
-        return int((self.labels != NO_LABEL).sum()) if self._known is None else len(self._known[0])
+        return int(self.has_label().sum()) if self._known is None else len(self._known[0])
 
-    def values(self) -> Int[Tensor, "batch pair"]:
-        """The tokens that answer with the values of the context."""
+    def values(self) -> Int[Tensor, "batch pair"] | Float[Tensor, "batch pair channel"]:
+        """The tokens or vectors that answer with the values of the context."""
         if self.layout.value_pos is None:
             raise ValueError("this layout has no key-value pairs")
-        return self.tokens.gather(1, self.layout.value_pos) if self.layout.values is None else self.layout.values
+        if self.layout.values is not None:
+            return self.layout.values
+        rows = torch.arange(len(self), device=self.inputs.device)[:, None]
+        return self.inputs[rows, self.layout.value_pos.to(rows.device)]
+
+    def names(self, row: int) -> list[int] | None:
+        """What a figure writes beside the positions of a sequence: its tokens; vectors have no such names."""
+        found: list[int] | None = None if self.inputs.is_floating_point() else self.inputs[row].tolist()
+        return found
 
     def part(self, rows: Rows) -> "Batch":
         """Some of the examples, given as a slice or as a tensor of row numbers, with their part of the layout."""
-        return Batch(self.tokens[rows], self.labels[rows], self.layout.part(rows))
+        weights = None if self.weights is None else self.weights[rows]
+        return Batch(self.inputs[rows], self.labels[rows], self.layout.part(rows), self.judge, weights)
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The batch with its tokens and labels on a device; its layout stays on the CPU, where analyses read it."""
+        """The batch with its inputs and labels on a device; its layout stays on the CPU, where analyses read it."""
         device = torch.device(device)
-        moved = replace(self, tokens=_moved(self.tokens, device), labels=_moved(self.labels, device))
-        if not self.labels.is_floating_point():
-            where, target = self.labelled()
-            object.__setattr__(moved, "_known", (_moved(where, device), _moved(target, device)))
+        moved = replace(self, inputs=_moved(self.inputs, device), labels=_moved(self.labels, device))
+        where, target = self.labelled()
+        object.__setattr__(moved, "_known", (_moved(where, device), _moved(target, device)))
         return moved
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.inputs)
 
     def __repr__(self) -> str:
-        labels = "" if self.labels.is_floating_point() else f", {self.label_count} labels"
-        return f"Batch(tokens {list(self.tokens.shape)}{labels}, {self.layout!r})"
+        what = "vectors" if self.inputs.is_floating_point() else "tokens"
+        return f"Batch({what} {list(self.inputs.shape)}, {self.label_count} labels, {self.layout!r})"
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
@@ -163,7 +200,7 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 def check_batch(batch: object) -> None:
     """Refuses what is no batch, such as its tokens alone."""
-    if not all(hasattr(batch, name) for name in ("tokens", "labels", "layout")):
+    if not isinstance(batch, Batch):
         raise UserError(
-            f"expected a Batch with tokens, labels and layout, such as task.batch(0) gives, got {described(batch)}"
+            f"expected a Batch with inputs, labels and layout, such as task.batch(0) gives, got {described(batch)}"
         )

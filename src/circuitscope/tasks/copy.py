@@ -95,7 +95,7 @@ class Copy(TokenTask):
         """Accuracy per character, the end mark included; and exact match, which stands at a sequence's last label."""
         found = super().outcomes(batch, logits)
         where, _ = batch.labelled()
-        right, sequence = found[self.metric].cpu(), where // batch.tokens.shape[1]
+        right, sequence = found[self.metric].cpu(), where // batch.length
         wrong = torch.zeros(len(batch)).index_add(0, sequence, 1 - right)
         last = torch.cat([sequence[1:] != sequence[:-1], torch.ones(1, dtype=torch.bool)])
         return {**found, "exact match": (wrong == 0).float()[sequence].where(last, float("nan"))}

@@ -1,8 +1,10 @@
 """Examples of a task as one Parquet file, for use elsewhere, with a digest by which the file can be checked.
 
 The table has one row per example, with the lists `tokens`, `labels` (−100 where there is none) and `roles` (by name).
-The digest is the SHA-256 of all tokens, row by row, followed by all labels, both as 64-bit little-endian integers. It
-stands in the file's metadata under `circuitscope`, beside the task's fields, the split and the seed.
+Vectors are lists of numbers in the lists `vectors` and `labels` (nan where there is none). The digest is the SHA-256 of
+all tokens, row by row, followed by all labels, both as 64-bit little-endian integers; of vectors and their labels as
+32-bit little-endian floats. It stands in the file's metadata under `circuitscope`, beside the task's fields, the split
+and the seed.
 """
 
 import hashlib
@@ -24,11 +26,12 @@ if TYPE_CHECKING:
 _KEY = b"circuitscope"
 
 
-def digest(tokens: Any, labels: Any) -> str:
-    """The SHA-256 of tokens and labels, [example, pos] each."""
+def digest(inputs: Any, labels: Any) -> str:
+    """The SHA-256 of tokens and labels, [example, pos] each, or of vectors, [example, pos, channel]."""
     found = hashlib.sha256()
-    for numbers in (tokens, labels):
-        found.update(np.ascontiguousarray(numbers, dtype="<i8").tobytes())
+    for numbers in (np.asarray(inputs), np.asarray(labels)):
+        kind = "<f4" if np.issubdtype(numbers.dtype, np.floating) else "<i8"
+        found.update(np.ascontiguousarray(numbers, dtype=kind).tobytes())
     return found.hexdigest()
 
 
@@ -36,8 +39,6 @@ def export(task: Task, path: str | Path, *, examples: int, split: Split = "test"
     """Writes the first examples of a split to a Parquet file; gives their digest."""
     import pyarrow.parquet as pq
 
-    if task.inputs != "tokens":
-        raise UserError(f"export writes tokens, and {task.name} has {task.inputs}")
     path = Path(os.path.expanduser(path))
     if not path.parent.is_dir():
         raise UserError(f"cannot write {path}: there is no folder {path.parent}")
@@ -46,7 +47,7 @@ def export(task: Task, path: str | Path, *, examples: int, split: Split = "test"
         "task": task.describe(),
         "split": split,
         "seed": seed,
-        "digest": digest(batch.tokens.numpy(), batch.labels.numpy()),
+        "digest": digest(batch.inputs.numpy(), batch.labels.numpy()),
     }
     table = _table(batch).replace_schema_metadata({_KEY: json.dumps(about).encode()})
     unfinished = path.with_name(path.name + ".unfinished")
@@ -67,13 +68,15 @@ def check(path: str | Path) -> dict[str, Any]:
     try:
         table = pq.read_table(os.path.expanduser(path))
         about = json.loads((table.schema.metadata or {})[_KEY])
-        tokens, labels = (np.array(table[name].to_pylist(), dtype=np.int64) for name in ("tokens", "labels"))
+        vectors = "vectors" in table.column_names
+        names, kind = ("vectors" if vectors else "tokens", "labels"), np.float32 if vectors else np.int64
+        inputs, labels = (np.array(table[name].to_pylist(), dtype=kind) for name in names)
         claimed, name = about["digest"], about["task"]["name"]
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or 'it is no Parquet file'}") from None
     except (KeyError, TypeError, ValueError, pa.ArrowException):
         raise UserError(f"{path} is no file that `circuitscope tasks export` has written") from None
-    found = digest(tokens, labels)
+    found = digest(inputs, labels)
     if found != claimed:
         raise UserError(f"{path} was changed: its digest is {found}, and it says {shown(claimed)}")
     return {
@@ -81,7 +84,7 @@ def check(path: str | Path) -> dict[str, Any]:
         "split": about.get("split"),
         "seed": about.get("seed"),
         "digest": found,
-        "examples": len(tokens),
+        "examples": len(inputs),
     }
 
 
@@ -89,11 +92,18 @@ def _table(batch: Batch) -> "pa.Table":
     import pyarrow as pa
 
     names = [role.name for role in Role]
-    length = batch.tokens.shape[1]
     roles = pa.DictionaryArray.from_arrays(pa.array(batch.layout.roles.numpy().ravel()), pa.array(names))
     columns = {
-        "tokens": pa.array(batch.tokens.numpy().ravel()),
-        "labels": pa.array(batch.labels.numpy().ravel()),
+        "vectors" if batch.inputs.is_floating_point() else "tokens": _cells(batch.inputs.numpy()),
+        "labels": _cells(batch.labels.numpy()),
         "roles": roles.cast(pa.string()),
     }
-    return pa.table({name: pa.FixedSizeListArray.from_arrays(values, length) for name, values in columns.items()})
+    return pa.table({name: pa.FixedSizeListArray.from_arrays(values, batch.length) for name, values in columns.items()})
+
+
+def _cells(numbers: Any) -> "pa.Array":
+    """What stands at each position: a number, or a list of them."""
+    import pyarrow as pa
+
+    flat = pa.array(numbers.ravel())
+    return flat if numbers.ndim == 2 else pa.FixedSizeListArray.from_arrays(flat, numbers.shape[2])

@@ -24,7 +24,7 @@ class Measure:
     def at_labels(batch: Batch, values: Float[Tensor, " label"]) -> "Measure":
         """From a value at each label of a batch; where it is nan, nothing was measured."""
         where, _ = batch.labelled()
-        sequence, values = where // batch.tokens.shape[1], values.detach().cpu().double()
+        sequence, values = where // batch.length, values.detach().cpu().double()
         known = ~values.isnan()
         empty = torch.zeros(len(batch), dtype=torch.float64)
         return Measure(empty.index_add(0, sequence, values.nan_to_num()), empty.index_add(0, sequence, known.double()))

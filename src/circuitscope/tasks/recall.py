@@ -188,8 +188,9 @@ class Recall(TokenTask):
 def any_value(batch: Batch) -> Float[Tensor, " label"]:
     """How often an arbitrary value of the context is right at each label: the share of values that equal the label."""
     where, target = batch.labelled()
-    values = batch.values()[where // batch.tokens.shape[1]]
-    return (values == target[:, None]).double().mean(dim=1)
+    values = batch.values()[where // batch.length]
+    same = values == target[:, None]
+    return (same.all(dim=2) if same.ndim == 3 else same).double().mean(dim=1)
 
 
 def in_rows(roles: list[Role], n: int) -> I8:

@@ -1,6 +1,6 @@
 """The roles of positions in a sequence, each with its one colour for figures, the report and the terminal.
 
-Seven roles come with the package. A task can add another: `NOISE = Role.add("noise", "#CC79A7", "to ignore")`.
+Eleven roles come with the package. A task can add another: `NOISE = Role.add("noise", "#CC79A7", "to ignore")`.
 """
 
 import re
@@ -40,6 +40,10 @@ class Role(int, metaclass=_Listed):
     START: ClassVar["Role"]
     BLOCK: ClassVar["Role"]
     PAIR: ClassVar["Role"]
+    INPUT: ClassVar["Role"]
+    OUTPUT: ClassVar["Role"]
+    HIDDEN: ClassVar["Role"]
+    OUTLIER: ClassVar["Role"]
 
     def __new__(cls, number: int) -> "Role":
         roles = list(_KNOWN.values())
@@ -91,3 +95,7 @@ Role.QUERY = Role.add("query", "#009E73", "a key again: its value is asked for")
 Role.START = Role.add("start", "#CC79A7", "the first token, always the same")
 Role.BLOCK = Role.add("block", "#56B4E9", "a token of the block that is repeated")
 Role.PAIR = Role.add("pair", "#A6761D", "a key and its value in one token")
+Role.INPUT = Role.add("input", "#7570B3", "x: the value of a function there is asked for")
+Role.OUTPUT = Role.add("output", "#E7298A", "y, the value of the function at the x before it")
+Role.HIDDEN = Role.add("hidden", "#1B9E77", "s, what the function computes on its way from x to y")
+Role.OUTLIER = Role.add("outlier", "#8C8C5A", "x or y that says nothing about the function")

@@ -40,6 +40,14 @@ def uniform(w: U64) -> NDArray[np.float64]:
     return ((w >> _S11).astype(np.float64) + 0.5) * 2.0**-53
 
 
+def normal(w: U64) -> NDArray[np.float64]:
+    """Words as standard normal variates, by the inverse of the normal distribution function."""
+    from scipy.special import ndtri  # loaded on first use, because it takes a second
+
+    found: NDArray[np.float64] = ndtri(uniform(w))
+    return found
+
+
 def below(w: U64, n: int) -> I64:
     """Words as integers in [0, n), n < 2^32, by multiply and shift (bias below n / 2^32)."""
     return (((w >> _S32) * np.uint64(n)) >> _S32).astype(np.int64)

@@ -33,6 +33,7 @@ class TokenTask(Task):
 
     inputs = "tokens"
     metric = "accuracy"
+    in_nats = True
 
     vocab_size: Annotated[int, Unit("tokens")] = Field(
         default=8192, ge=4, lt=2**31, description="size of the vocabulary"

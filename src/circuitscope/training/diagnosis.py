@@ -51,7 +51,7 @@ def diagnose(rows: Iterable[Row], config: RunConfig) -> Diagnosis | None:
     ):
         if found is not None:
             return found
-    levels = f", above the {chance:.1%} of any value of the context" if chance is not None else ""
+    levels = f", above the {chance:.1%} of {_guess(config)}" if chance is not None else ""
     return Diagnosis(
         "stalled",
         f"stalled: accuracy stopped rising at {accuracy:.1%}{levels}; try {_falling(config)}, or a wider model"
@@ -118,7 +118,7 @@ def _at_chance(accuracy: float, chance: float | None, config: RunConfig) -> Diag
     """Worse than any value of the context and not learning; without that level, hardly anything is right."""
     if accuracy >= (0.05 if chance is None else _NEAR[0] * chance):
         return None
-    than = "" if chance is None else f", less than the {chance:.1%} of any value of the context"
+    than = "" if chance is None else f", less than the {chance:.1%} of {_guess(config)}"
     lr = config.train.lr
     return Diagnosis(
         "at chance",
@@ -130,6 +130,8 @@ def _at_any_value(last: Row, chance: float | None, config: RunConfig) -> Diagnos
     """As good as answering with any value of the context."""
     if chance is None or last["accuracy"] > chance + max(_NEAR[1] * (1 - chance), 3 * _error(last)):
         return None
+    if not config.task.features:  # the context offers no values, so the level is that of guessing
+        return _no_better_than_guessing(last["accuracy"], chance, config)
     blind = config.model.n_layers == 1 and all(mixer.blind_to_order for mixer in config.model.mixers)
     lr = config.train.lr
     what = "--layers 2" if blind else f"--lr {lr * 3:.2g} or --lr {lr / 3:.2g}, or --steps {2 * config.train.steps}"
@@ -138,6 +140,20 @@ def _at_any_value(last: Row, chance: float | None, config: RunConfig) -> Diagnos
         f"at 1/k: it finds the values of the context, but not the one that belongs to the key (accuracy"
         f" {last['accuracy']:.1%}, any value gives {chance:.1%}); try {what}",
     )
+
+
+def _no_better_than_guessing(accuracy: float, chance: float, config: RunConfig) -> Diagnosis:
+    lr = config.train.lr
+    return Diagnosis(
+        "at chance",
+        f"at chance: accuracy {accuracy:.1%}, and guessing gives {chance:.1%}; try --steps {2 * config.train.steps}, or"
+        f" --lr {lr * 3:.2g} or --lr {lr / 3:.2g}",
+    )
+
+
+def _guess(config: RunConfig) -> str:
+    """What the task's level of chance is the accuracy of."""
+    return "any value of the context" if config.task.features else "guessing"
 
 
 def _falling(config: RunConfig) -> str:

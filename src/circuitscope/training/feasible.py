@@ -8,7 +8,8 @@ from circuitscope.config import RunConfig
 from circuitscope.errors import UserError
 from circuitscope.memory import check_fits
 from circuitscope.models.accounting import parameters, without_weights
-from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.models.build import build_model
+from circuitscope.models.stack import HookedStack
 from circuitscope.training.device import choose_device
 from circuitscope.training.optimizer import lr_factors
 from circuitscope.training.trackers import check_trackers
@@ -28,13 +29,13 @@ def check_feasible(config: RunConfig) -> torch.device:
         )
     check_trackers(config)
     with without_weights():
-        model = HookedLM(config.model)
+        model = build_model(config.model)
     lr_factors(model, config.train)
     _check_memory(config, model, device)
     return device
 
 
-def _check_memory(config: RunConfig, model: HookedLM, device: torch.device) -> None:
+def _check_memory(config: RunConfig, model: HookedStack, device: torch.device) -> None:
     """Refuses a run that needs more memory than is free.
 
     The need is counted low (weights with their gradients and moments; what a backward pass keeps at the very least;
@@ -55,7 +56,7 @@ def _check_memory(config: RunConfig, model: HookedLM, device: torch.device) -> N
         ("eval_batch_size", "validation", cfg.eval_batch_size, 4),
     ):
         batch = task.batch(0, split=split, size=size, seed=cfg.batch_seed)  # type: ignore[arg-type]
-        logits = 4 * len(batch.labelled()[0]) * sizes.vocab_size
+        logits = 4 * len(batch.labelled()[0]) * model.d_out
         activations = 4 * size * task.max_length * sizes.d_model * layers
         check_fits(
             weights + logits + activations,

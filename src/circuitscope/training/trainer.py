@@ -24,7 +24,7 @@ from circuitscope.config.rate import learning_rate
 from circuitscope.devices import on_cpu
 from circuitscope.errors import Diverged, RunFailed, Stopped
 from circuitscope.memory import out_of_memory_in_words, ran_out
-from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.models.build import build_model
 from circuitscope.progress import Progress
 from circuitscope.runs.damage import DamagedFile
 from circuitscope.runs.metrics import MetricsLog, read_metrics
@@ -150,7 +150,7 @@ class Trainer:
 
     def build(self) -> None:
         """Makes the model, which the seed determines, and its optimizer."""
-        self.model = HookedLM(self.config.model, seed=self.config.train.seed).to(self.device).train()
+        self.model = build_model(self.config.model, seed=self.config.train.seed).to(self.device).train()
         self.optimizer = make_optimizer(self.model, self.config.train)
         self.groups = parameter_groups(self.model)
         self.batches = Ahead(self._examples, self.config.train.steps, self.device)
@@ -204,11 +204,13 @@ class Trainer:
                 self.progress.advance(self.step, row["loss"], self.writer.written)
             reached = False
             if self.step % cfg.eval_every == 0 or self.step == cfg.steps:
-                reached = self._evaluate(record) >= (cfg.early_stop or math.inf)
+                held_out = self._evaluate(record)
+                reached = cfg.early_stop is not None and self.task.reached(held_out, cfg.early_stop)
             if reached or saves_checkpoint(self.step, cfg):
                 self._save()
             if reached:  # no resume point here: a killed run that resumed from it would train past its end
-                self.progress.say(f"validation {self.task.metric} {cfg.early_stop:.0%} reached at step {self.step}")
+                level = " ".join(self.task.shown(cfg.early_stop or 0.0).split())
+                self.progress.say(f"validation {level} reached at step {self.step}")
                 return
             stopping = self.ranks.any(bool(self.caught))
             if saves_resume_point(self.step, cfg) or stopping:

@@ -51,7 +51,7 @@ def phi_figure(
     edges = {name: named_edges(name, layout) for name in mark}
     return heatmap(
         panels,
-        axis=Axis(found.example.tokens[0].tolist(), layout.roles[0].tolist()),
+        axis=Axis(found.example.names(0), layout.roles[0].tolist()),
         scale=scale,
         title=_title(run, found, example, panels),
         marks={name: (e.dest.tolist(), e.src.tolist()) for name, e in edges.items()},

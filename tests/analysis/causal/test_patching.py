@@ -267,7 +267,7 @@ def test_a_model_that_does_not_tell_the_twins_apart_has_no_effect_to_share_out(p
 
 
 def test_twins_that_are_equal_have_no_effect_to_share_out(induction):
-    equal = replace(FEW, tokens=FEW.tokens.scatter(1, FEW.layout.value_pos, 40))
+    equal = replace(FEW, inputs=FEW.tokens.scatter(1, FEW.layout.value_pos, 40))
     table = interchange(induction, equal)
     assert (table.gap == 0).all()
     assert table.effect.isna().all()
@@ -369,5 +369,5 @@ def test_attribution_patching_works_under_inference_mode():
     model = build()
     expected = effects(attribution_patching(model, SMALL))
     with torch.inference_mode():
-        batch = replace(SMALL, tokens=SMALL.tokens.clone())
+        batch = replace(SMALL, inputs=SMALL.tokens.clone())
         assert effects(attribution_patching(model, batch)) == pytest.approx(expected, nan_ok=True)

@@ -70,6 +70,6 @@ def test_the_model_as_a_whole_has_no_unit():
 
 def test_values_that_occur_twice_have_no_copying_of_values_and_the_other_rows_stay():
     data = HeldOut(DATA.task, longest=16, sequences=4)
-    data.own = replace(data.own, tokens=data.own.tokens.scatter(1, data.own.layout.value_pos, 40))
+    data.own = replace(data.own, inputs=data.own.tokens.scatter(1, data.own.layout.value_pos, 40))
     model = cs.model("attention", d_model=16, n_layers=1, vocab_size=64, max_length=16).eval()
     assert {row["score"] for row in score_rows(model, data, ["recall", "copying"])} == {"recall", "copying"}

@@ -35,7 +35,7 @@ _STRONGEST = 0.1
     "causal",
     "Ablations of every head or layer, knockouts between roles, and interchange patching.",
     COLUMNS,
-    means={"unit": "what the value measures: accuracy lost, or the effect in 0..1"},
+    means={"unit": "what the value measures: accuracy or explained variance lost, or the effect in 0..1"},
     steps="last",
     at_most=lambda run: affordable(run.config),
 )
@@ -49,21 +49,21 @@ def causal_rows(model: HookedModel, batch: Batch) -> Iterator[Row]:
 
     Ablations are done with Φ of later layers free and, if all of these layers have Φ, also frozen. Channels are
     ablated in two groups: the tenth that puts most weight on the bound value, and the rest. `unit` is "accuracy lost"
-    or, for interchange, "effect" in 0..1.
+    (where labels are vectors, what their judge measures) or, for interchange, "effect" in 0..1.
     """
-    tokens = on_device_of(model, batch.tokens)
+    tokens, measures = on_device_of(model, batch.inputs), batch.judge.measures
     without_phi = [layer for layer, reading in opened(model).walk(tokens[:1]) if reading.no_phi]
     for layer, reading in opened(model).walk(tokens):
         can_freeze = not any(later > layer for later in without_phi)
         for where, heads in _groups(reading, batch, layer).items():
             for frozen in (True, False) if can_freeze else (False,):
                 effect = ablate(model, batch, layer=layer, heads=heads, how="mean", frozen=frozen)
-                yield _row(f"mean ablation, later Φ {'frozen' if frozen else 'free'}", layer, where, effect)
+                yield _row(f"mean ablation, later Φ {'frozen' if frozen else 'free'}", layer, where, effect, measures)
         if reading.no_phi:
             continue
         for dest, src in _roles(batch):
             effect = knock_out(model, batch, between_roles(batch.layout, dest, src), layer=layer)
-            yield _row("knockout in Φ", layer, f"{dest.name}<-{src.name}", effect)
+            yield _row("knockout in Φ", layer, f"{dest.name}<-{src.name}", effect, measures)
     if batch.layout.key_pos is not None and batch.layout.key_pos.shape[1] > 1:
         for row in interchange(model, batch).to_dict("records"):
             yield {
@@ -77,12 +77,12 @@ def causal_rows(model: HookedModel, batch: Batch) -> Iterator[Row]:
             }
 
 
-def _row(intervention: str, layer: int, where: str, effect: Effect) -> Row:
+def _row(intervention: str, layer: int, where: str, effect: Effect, measures: str) -> Row:
     return {
         "intervention": intervention,
         "layer": layer,
         "where": where,
-        "unit": "accuracy lost",
+        "unit": f"{measures} lost",
         "value": effect.lost,
         "stderr": effect.stderr,
         "n": effect.n,

@@ -35,7 +35,7 @@ from circuitscope.devices import on_cpu
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel
 from circuitscope.mixers.reading import Product
-from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.models.build import build_model
 from circuitscope.runs.run import Run
 from circuitscope.tasks import Batch, Layout, any_value, check_batch
 
@@ -238,15 +238,15 @@ def _no_circuit(run: Run) -> str:
     batch = run.config.task.batch(0, size=1)
     if not _edges_of_steps(batch.layout):
         return _NEEDS
-    untrained = HookedLM(run.config.model).eval()  # what a layer offers does not depend on its weights
-    has_phi = any(reading.factors for _, reading in opened(untrained).walk(batch.tokens))
+    untrained = build_model(run.config.model).eval()  # what a layer offers does not depend on its weights
+    has_phi = any(reading.factors for _, reading in opened(untrained).walk(batch.inputs))
     return _ahead(untrained, batch) if has_phi else "no layer has Φ, so there is no circuit to look for"
 
 
 @torch.no_grad()
 def _ahead(model: HookedModel, batch: Batch) -> str:
     """Why there is no circuit to look for in a model with a matrix that reads later positions; "" in any other."""
-    for layer, reading in opened(model).walk(batch.tokens[:1]):
+    for layer, reading in opened(model).walk(batch.inputs[:1]):
         for factor in reading.factors:  # not those beside: a key may hold what follows it, values stay where they are
             if not factor.causal:
                 return (
@@ -380,7 +380,7 @@ def _chance(batch: Batch) -> float:
         return float(any_value(batch).mean())
     assert batch.layout.period is not None
     where, _ = batch.labelled()
-    periods = torch.as_tensor(batch.layout.period).expand(len(batch))[where // batch.tokens.shape[1]]
+    periods = torch.as_tensor(batch.layout.period).expand(len(batch))[where // batch.length]
     return float((1 / periods).mean())
 
 
@@ -400,7 +400,7 @@ def _rank(part: Part) -> float:
 @without_gradients
 def _untried(model: HookedModel, batch: Batch) -> Iterator[str]:
     """What `_parts` passes over: layers without Φ, and matrices that cannot be cut and are in nothing that can be."""
-    for layer, reading in opened(model).walk(batch.tokens[:1]):
+    for layer, reading in opened(model).walk(batch.inputs[:1]):
         if reading.no_phi:
             yield f"L{layer} ({reading.no_phi})"
         for factor in (*reading.factors, *reading.beside):
@@ -418,7 +418,7 @@ def _parts(model: HookedModel, batch: Batch, step: Step, name: str, before: Befo
     whole: dict[tuple[int, str], tuple[float, float]] = {}
     found: dict[tuple[int, str], Product] = {}
     on_edges: list[tuple[tuple[int, str], torch.Tensor, torch.Tensor]] = []  # where, weights of units, of the layer
-    for layer, product, by_unit, of_layer in layer_weights(opened(model).walk(batch.tokens), EdgeSets((edges,))):
+    for layer, product, by_unit, of_layer in layer_weights(opened(model).walk(batch.inputs), EdgeSets((edges,))):
         if not product.hook:  # without a knockout of its own nothing is proved
             continue
         key, per_unit = (layer, product.name), by_unit[edges.name, weightings_of(product)[0]]

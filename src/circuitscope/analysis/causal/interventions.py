@@ -34,10 +34,11 @@ from circuitscope.devices import on_cpu, widened
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.progress import working
-from circuitscope.tasks import NO_LABEL, Batch, check_batch
+from circuitscope.tasks import Batch, check_batch
 
 Matrix = Float[Tensor, "batch head dest src"]
 Heads = Float[Tensor, "batch pos head d_head"]
+Inputs = Int[Tensor, "batch pos"] | Float[Tensor, "batch pos channel"]
 PerSequence = Float[Tensor, " batch"]
 How = Literal["zero", "mean", "resample"]
 Before = dict[tuple[str, ...], PerSequence]  # accuracies without an edit, by the hooks that carry what is edited
@@ -74,14 +75,15 @@ class Effect:
 def accuracy(model: HookedModel, batch: Batch, hooks: Hooks = ()) -> PerSequence:
     """Share of the labelled positions of each sequence whose largest logit is the label's.
 
+    Where labels are vectors, it is the mean of what `Batch.right` gives, such as the explained variance.
+
     Args:
         hooks: pairs of a hook's name and a function (value, hook) → value, as `run_with_hooks` takes
             them. Every activation they see covers the whole batch and all positions.
     """
     _check_labels(batch)
-    tokens = on_device_of(model, batch.tokens)
     with undisturbed(model):
-        return _share_right(model, tokens, batch.labels.cpu(), hooks)
+        return _share_right(model, on_device_of(model, batch.inputs), batch.to("cpu"), hooks)
 
 
 @explained
@@ -126,13 +128,13 @@ def knock_out(
     """
     check_batch(batch)
     chosen = named_edges(edges, batch.layout) if isinstance(edges, str) else edges
-    if len(chosen.dests) != len(batch) or chosen.length != batch.tokens.shape[1]:
+    if len(chosen.dests) != len(batch) or chosen.length != batch.length:
         raise UserError(
             f"the edges are of {len(chosen.dests)} sequences of length {chosen.length},"
-            f" the batch has {len(batch)} of length {batch.tokens.shape[1]}"
+            f" the batch has {len(batch)} of length {batch.length}"
         )
     layers = list(layer) if isinstance(layer, Sequence) else [layer]
-    tokens = on_device_of(model, batch.tokens)
+    tokens = on_device_of(model, batch.inputs)
     with undisturbed(model):
         names = [matrix_hook(model, i, factor, tokens) for i in layers]
 
@@ -170,7 +172,7 @@ def ablate(
     layer, name = layer_index(model, layer), opened(model).hook(layer, "hook_z")
     if how not in get_args(How):
         raise unknown("ablation", how, get_args(How))
-    tokens = on_device_of(model, batch.tokens)
+    tokens = on_device_of(model, batch.inputs)
     later = _matrices_after(model, layer, tokens) if frozen else []
     other = _derangement(len(tokens), seed).to(tokens.device) if how == "resample" else None
     mean = _mean_at(model, tokens, name) if how == "mean" else None
@@ -202,37 +204,33 @@ def _effect(
     loses nothing.
     """
     _check_labels(batch)
-    tokens, labels = on_device_of(model, batch.tokens), batch.labels.cpu()
+    tokens, batch = on_device_of(model, batch.inputs), batch.to("cpu")
     before, after = [], []
     was = None if known is None else known.get(tuple(through))
     with undisturbed(model):
-        for rows in slices(model, tokens, through, int((labels != NO_LABEL).sum(dim=1).max())):
+        for rows in slices(model, tokens, through, int(batch.has_label().sum(dim=1).max())):
             working(f"sequence {rows.start} of {len(tokens)} with {', '.join(through) or 'all'} edited")
             seen: dict[str, Tensor] = {}
             if was is None:
-                before.append(_share_right(model, tokens[rows], labels[rows], keeping(through, seen)))
-            after.append(_share_right(model, tokens[rows], labels[rows], edit(rows, seen)))
+                before.append(_share_right(model, tokens[rows], batch.part(rows), keeping(through, seen)))
+            after.append(_share_right(model, tokens[rows], batch.part(rows), edit(rows, seen)))
     was = torch.cat(before) if was is None else was
     if known is not None:
         known[tuple(through)] = was
     return Effect.of(was, torch.cat(after))
 
 
-def _share_right(
-    model: HookedModel, tokens: Int[Tensor, "batch pos"], labels: Int[Tensor, "batch pos"], hooks: Hooks
-) -> PerSequence:
-    """The share where the model is; the labels are on the CPU, where it is known at which positions they stand."""
-    labelled = labels != NO_LABEL
-    where = labelled.flatten().nonzero().squeeze(1)
-    wanted, count, where = (x.to(tokens.device) for x in (labels.flatten()[where], labelled.sum(dim=1), where))
-    right = logits_at(model, tokens, where, hooks).argmax(dim=-1) == wanted
-    total = torch.zeros(len(tokens), device=tokens.device)
-    return total.index_add_(0, where // tokens.shape[1], right.float()) / count
+def _share_right(model: HookedModel, inputs: Inputs, batch: Batch, hooks: Hooks) -> PerSequence:
+    """The share where the model is, from inputs there; the batch is on the CPU, where its labels are known."""
+    where, count = (x.to(inputs.device) for x in (batch.labelled()[0], batch.has_label().sum(dim=1)))
+    right = batch.right(logits_at(model, inputs, where, hooks))
+    total = torch.zeros(len(inputs), device=inputs.device, dtype=right.dtype)
+    return total.index_add_(0, where // batch.length, right) / count
 
 
 def _check_labels(batch: Batch) -> None:
     check_batch(batch)
-    without = (batch.labels == NO_LABEL).all(dim=1)
+    without = ~batch.has_label().any(dim=1)
     if without.any():
         raise UserError(
             f"accuracy needs a labelled position in every sequence; sequence {int(without.int().argmax())} has none"
@@ -267,7 +265,7 @@ def _heads(heads: int | Sequence[int] | None, count: int) -> list[int]:
     return list(heads)
 
 
-def _matrices_after(model: HookedModel, layer: int, tokens: Int[Tensor, "batch pos"]) -> list[str]:
+def _matrices_after(model: HookedModel, layer: int, tokens: Inputs) -> list[str]:
     """Hooks of Φ in the later layers."""
     try:
         with undisturbed(model):
@@ -286,7 +284,7 @@ def _derangement(n: int, seed: int) -> Int[Tensor, " batch"]:
     return out
 
 
-def _mean_at(model: HookedModel, tokens: Int[Tensor, "batch pos"], name: str) -> Float[Tensor, "one pos head d"]:
+def _mean_at(model: HookedModel, tokens: Inputs, name: str) -> Float[Tensor, "one pos head d"]:
     """Mean over all sequences of what a hook carries, by position."""
     total: Tensor | float = 0.0
     with undisturbed(model):

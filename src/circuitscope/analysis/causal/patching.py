@@ -56,11 +56,11 @@ class Twins:
     exchanged one. Where `asked` is False the query asks for another pair and does not count.
     """
 
-    clean: Int[Tensor, "batch pos"]
-    exchanged: Int[Tensor, "batch pos"]
+    clean: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos channel"]
+    exchanged: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos channel"]
     pos: Int[Tensor, "batch query"]
-    right: Int[Tensor, "batch query"]
-    other: Int[Tensor, "batch query"]
+    right: Int[Tensor, "batch query"] | Float[Tensor, "batch query channel"]
+    other: Int[Tensor, "batch query"] | Float[Tensor, "batch query channel"]
     asked: Bool[Tensor, "batch query"]
 
     def part(self, rows: slice) -> "Twins":
@@ -78,7 +78,7 @@ class Twins:
 
 def exchange_values(batch: Batch, seed: int = 0) -> Twins:
     """Twin prompts: in each sequence a pair that is asked for, drawn at random, trades values with another pair."""
-    layout, tokens = batch.layout, batch.tokens.cpu()
+    layout, inputs = batch.layout, batch.inputs.cpu()
     if layout.key_pos is None or layout.value_pos is None or layout.query_pos is None or layout.query_pair is None:
         raise UserError("interchange needs a task with keys, values and queries, such as mqar; this layout has none")
     n, pairs, queries = len(batch), layout.value_pos.shape[1] // layout.passes, layout.query_pos.shape[1]
@@ -88,13 +88,12 @@ def exchange_values(batch: Batch, seed: int = 0) -> Twins:
     first = layout.query_pair.gather(1, torch.randint(queries, (n, 1), generator=draw)) % pairs
     second = (first + torch.randint(1, pairs, (n, 1), generator=draw)) % pairs
     both, traded = torch.cat([first, second], dim=1), torch.cat([second, first], dim=1)
-    values = tokens.gather(1, layout.value_pos)
-    exchanged = tokens.clone()
+    rows, exchanged, answer = torch.arange(n)[:, None], inputs.clone(), layout.answer_pos()
     for i in range(layout.passes):  # in every pass over the context
-        exchanged.scatter_(1, layout.value_pos.gather(1, both + i * pairs), values.gather(1, traded + i * pairs))
-    answer = layout.answer_pos()
+        to, of = (layout.value_pos.gather(1, which + i * pairs) for which in (both, traded))
+        exchanged[rows, to] = inputs[rows, of]
     asked = (layout.query_pair[:, :, None] % pairs == both[:, None, :]).any(dim=2)
-    return Twins(tokens, exchanged, layout.query_pos, tokens.gather(1, answer), exchanged.gather(1, answer), asked)
+    return Twins(inputs, exchanged, layout.query_pos, inputs[rows, answer], exchanged[rows, answer], asked)
 
 
 @explained
@@ -220,11 +219,17 @@ def _patching(clean: Tensor, mask: Tensor) -> Callable[..., Tensor]:
 
 
 def _difference(model: HookedModel, tokens: Tensor, twins: Twins, hooks: Hooks = ()) -> PerSequence:
-    """Logit of the right value minus that of the other one, averaged over the queries that count."""
-    n, length = tokens.shape
+    """Logit of the right value minus that of the other one, averaged over the queries that count.
+
+    Where values are vectors, the negative squared distance to a value takes the place of its logit.
+    """
+    n, length = tokens.shape[:2]
     where = torch.arange(n, device=tokens.device)[:, None] * length + twins.pos
     logits = logits_at(model, tokens, where.flatten(), hooks).unflatten(0, where.shape)
-    right, other = (logits.gather(2, x[..., None]).squeeze(2) for x in (twins.right, twins.other))
+    right, other = (
+        -(logits - x).square().sum(dim=2) if x.is_floating_point() else logits.gather(2, x[..., None]).squeeze(2)
+        for x in (twins.right, twins.other)
+    )
     difference: Tensor = ((right - other) * twins.asked).sum(dim=1) / twins.asked.sum(dim=1)
     return difference
 

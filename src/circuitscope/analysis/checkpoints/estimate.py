@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from circuitscope.analysis.checkpoints.in_order import LeftOut, load_weights
 from circuitscope.analysis.registry import Row
 from circuitscope.analysis.scores.held_out import HeldOut
-from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.models.stack import HookedStack
 from circuitscope.runs.run import Run
 
 _PART = 16  # of the sequences, one in so many is measured
@@ -14,7 +14,7 @@ _WORTH = 2_000_000  # d_model · layers · length²: below this a checkpoint tak
 
 
 def seconds_per_checkpoint(
-    run: Run, step: int, rows_of: Callable[[HookedLM, HeldOut], Iterable[Row]], data: HeldOut
+    run: Run, step: int, rows_of: Callable[[HookedStack, HeldOut], Iterable[Row]], data: HeldOut
 ) -> float | None:
     """The seconds that `rows_of` takes on a part of the sequences, scaled up; None where the work is small.
 

@@ -15,7 +15,7 @@ import torch
 
 from circuitscope.analysis.registry import Row
 from circuitscope.models.config import ModelConfig
-from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.models.stack import HookedStack
 from circuitscope.progress import telling
 from circuitscope.runs.damage import DamagedFile
 from circuitscope.runs.run import Run
@@ -30,7 +30,7 @@ class LeftOut(Exception):
     """A checkpoint cannot be read and is left out; the message says which one and why."""
 
 
-def load_weights(model: HookedLM, run: Run, step: int) -> None:
+def load_weights(model: HookedStack, run: Run, step: int) -> None:
     """Loads into a model the weights that a run had after `step` updates."""
     try:
         run.load_into(model, step)
@@ -41,7 +41,7 @@ def load_weights(model: HookedLM, run: Run, step: int) -> None:
 def rows_in_order(
     run: Run,
     steps: Sequence[int],
-    rows_of: Callable[[HookedLM], Iterable[Row]],
+    rows_of: Callable[[HookedStack], Iterable[Row]],
     at_once: int = 1,
     tell: Callable[[str], None] = lambda what: None,
 ) -> Generator[tuple[int, list[Row] | LeftOut], None, None]:
@@ -50,7 +50,7 @@ def rows_in_order(
     Args:
         tell: is told, in a few words, what is being done.
     """
-    models: SimpleQueue[HookedLM] = SimpleQueue()
+    models: SimpleQueue[HookedStack] = SimpleQueue()
     at_once = min(at_once, len(steps))
     for _ in range(at_once):
         models.put(run.empty_model())

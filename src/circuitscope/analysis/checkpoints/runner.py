@@ -23,7 +23,7 @@ from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel
 from circuitscope.memory import check_fits, keep_freed_memory
 from circuitscope.models.dtype import default_dtype
-from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.models.stack import HookedStack
 from circuitscope.progress import Progress, Silent
 from circuitscope.runs.damage import DamagedFile, OtherRun
 from circuitscope.runs.run import Run
@@ -289,7 +289,7 @@ def saved_steps(run: Run) -> list[int]:
     return run.steps
 
 
-def checkpoints(run: Run, steps: Sequence[int], progress: Progress) -> Iterator[tuple[int, HookedLM]]:
+def checkpoints(run: Run, steps: Sequence[int], progress: Progress) -> Iterator[tuple[int, HookedStack]]:
     """One model with the weights of each step in turn; a damaged checkpoint is left out with a warning."""
     model = run.empty_model()
     for step in steps:

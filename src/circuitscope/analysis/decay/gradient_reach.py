@@ -14,13 +14,12 @@ from torch import Tensor
 
 from circuitscope.analysis.draws import seeded
 from circuitscope.analysis.reading.gradients import with_gradients
-from circuitscope.analysis.reading.hooked import on_device_of
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.arguments import explained
 from circuitscope.devices import on_cpu, widened, widest
 from circuitscope.errors import UserError, shown
 from circuitscope.lens import HookedModel, layer_index
-from circuitscope.models.tokens import TokensLike, as_tokens
+from circuitscope.models.inputs import InputsLike
 
 Stream = Float[Tensor, "batch pos d_model"]
 
@@ -51,7 +50,7 @@ class Reach(NamedTuple):
 
 @explained
 def gradient_reach(
-    model: HookedModel, tokens: TokensLike, layer: int, *, probes: int | None = 4, seed: int = 0
+    model: HookedModel, tokens: InputsLike, layer: int, *, probes: int | None = 4, seed: int = 0
 ) -> Reach:
     """Gradient reach of a layer, estimated by random vector-Jacobian products, or exact.
 
@@ -67,8 +66,8 @@ def gradient_reach(
     if probes is not None and not 1 <= probes <= _MOST:
         raise UserError(f"probes must be from 1 to {_MOST}, or None for the exact Jacobian, got {shown(probes)}")
     layer = layer_index(model, layer)
-    tokens = on_device_of(model, as_tokens(tokens))
-    batch, length = tokens.shape
+    tokens = opened(model).inputs(tokens)
+    batch, length = tokens.shape[:2]
     if not batch:
         raise UserError("tokens: expected at least one sequence, got none")
     generator = seeded(seed)
@@ -120,13 +119,13 @@ def _unit_vectors(like: Float[Tensor, "batch d_model"]) -> Iterator[Float[Tensor
 
 
 def _residuals(
-    model: HookedModel, tokens: Int[Tensor, "batch pos"], layer: int, dests: Int[Tensor, "passes batch"]
+    model: HookedModel, tokens: Tensor, layer: int, dests: Int[Tensor, "passes batch"]
 ) -> tuple[Stream, list[Float[Tensor, "batch d_model"]]]:
     """The stream before a layer, detached; and the stream after it, at one destination per sequence and pass.
 
     The second is a function of the first. A destination of −1 is read at 0; that sequence does not count.
     """
-    batch, length = tokens.shape
+    batch, length = tokens.shape[:2]
     at = (torch.arange(batch) * length + dests.clamp(min=0)).flatten().to(tokens.device)
     before, after = opened(model).residuals(tokens, layer, at)
     return before, list(after.view(*dests.shape, -1))

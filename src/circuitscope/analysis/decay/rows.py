@@ -38,7 +38,7 @@ COLUMNS = {
 )
 def decay_of(model: HookedModel, data: HeldOut) -> list[Row]:
     """`decay_rows` on held-out sequences."""
-    return decay_rows(model, data.own.tokens)
+    return decay_rows(model, data.own.inputs)
 
 
 @explained

@@ -215,5 +215,6 @@ def timeline(run: Run, scores: pd.DataFrame | None = None) -> Timeline:
     curves, config = curves_of(run, scores), run.config
     found = {name: curve.transitions() for name, curve in curves.items()}
     loss, metric = curves["loss"], curves[config.task.metric]
-    judged = verdict(loss.steps, loss.values, metric.values, config.task.chance or 0.0, found=found["loss"])
+    accuracy = metric.values if config.task.metric == "accuracy" else np.full(len(loss.steps), np.nan)
+    judged = verdict(loss.steps, loss.values, accuracy, config.task.chance or 0.0, found=found["loss"])
     return Timeline(run.name, found, judged, config.task.metric, epoch_steps(config))

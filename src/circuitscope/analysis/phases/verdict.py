@@ -56,6 +56,11 @@ def verdict(
     if drop is None:
         return Verdict("smooth", f"no fall of the loss stands out ({found.note})", None, np.nan, np.nan)
     finite = np.isfinite(acc)
+    if not finite.any():
+        falls = (
+            f"the loss falls by {-drop.size:.3g} around step {drop.midpoint:.0f} ({drop.low:.0f} to {drop.high:.0f})"
+        )
+        return Verdict("not judged", f"{falls}; the task has no accuracy to compare it with", drop, np.nan, np.nan)
     earlier, later = acc[finite & (t <= drop.onset)], acc[finite & (t >= drop.end)]
     if not len(later):
         return Verdict("not judged", f"no accuracy after step {drop.end:.0f}", drop, np.nan, np.nan)

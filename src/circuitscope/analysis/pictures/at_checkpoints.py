@@ -55,16 +55,18 @@ def snapshots(
 def snapshot(model: HookedModel, step: int, examples: ShownExamples, views: Sequence[View]) -> Snapshot:
     """The shown examples in one model, with one pass per length."""
     where, target = examples.own.labelled()
-    walks = [opened(model).walk(batch.tokens, at=where if i == 0 else None) for i, batch in enumerate(examples.batches)]
+    walks = [opened(model).walk(batch.inputs, at=where if i == 0 else None) for i, batch in enumerate(examples.batches)]
     found: dict[View, list[Tensor]] = {view: [] for view in views}
     for walk in walks:
         for view, several in _chosen(walk, views):
             found[view] += several
-    given = answers(walks[0].logit_slices(), target)
     said: list[list[Answer]] = [[] for _ in range(len(examples.own))]
+    if target.is_floating_point():  # the answers are vectors, which no picture writes down
+        return Snapshot(step, found, said)
+    given = answers(walks[0].logit_slices(), target)
     for index, token, loss in zip(where.tolist(), given.token.tolist(), given.loss.tolist(), strict=True):
         right = round(math.exp(-loss), 4) if math.isfinite(loss) else None
-        said[index // examples.own.tokens.shape[1]].append((token, right))
+        said[index // examples.own.length].append((token, right))
     return Snapshot(step, found, said)
 
 

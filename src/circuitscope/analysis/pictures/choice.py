@@ -13,8 +13,8 @@ from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.registry import SCORES, Score, shown_in
 from circuitscope.lens import HookedModel
 from circuitscope.mixers.reading import Product, Unit
+from circuitscope.models.build import build_model
 from circuitscope.models.config import ModelConfig
-from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.tasks import Layout
 
 Entries = Literal["signed", "sizes", "shares"]  # entries of either sign; means of |M|; rows that sum to 1
@@ -59,7 +59,7 @@ def sources_of(config: ModelConfig, tokens: Int[Tensor, "batch pos"]) -> list[So
 
     No checkpoint is read, because what a layer offers does not depend on its weights.
     """
-    return sources(HookedLM(config).eval(), tokens)
+    return sources(build_model(config).eval(), tokens)
 
 
 @torch.no_grad()

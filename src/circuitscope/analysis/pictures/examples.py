@@ -31,7 +31,7 @@ class ShownExamples:
     @property
     def lengths(self) -> list[int]:
         """The number of positions of every example."""
-        return [batch.tokens.shape[1] for batch in self.batches for _ in range(len(batch))]
+        return [batch.length for batch in self.batches for _ in range(len(batch))]
 
     def edges(self, extra: tuple[str, ...] = ()) -> list[dict[str, EdgeList]]:
         """For every example the edges of each score that is measured on such sequences, by the score's name.

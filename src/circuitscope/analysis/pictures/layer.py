@@ -23,7 +23,7 @@ from circuitscope.lens import HookedModel, layer_index
 from circuitscope.memory import check_fits
 from circuitscope.mixers.reading import Product, Reading, Unit
 from circuitscope.models.dtype import default_dtype
-from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.models.stack import HookedStack
 from circuitscope.runs.damage import warn_once
 from circuitscope.runs.run import Run
 from circuitscope.tasks import Batch
@@ -102,7 +102,7 @@ def layer_pictures(
     batch = example_of(run, example)
     model, chosen = _last_readable(run, chosen)
     layer, kind = layer_index(model, layer), opened(model).called(layer)
-    reading = opened(model).reading(batch.tokens, layer)
+    reading = opened(model).reading(batch.inputs, layer)
     if reading.no_phi:
         raise UserError(f"layer {layer} is {kind}: {reading.no_phi}")
     wanted = factors if factors is not None else ("all" if len(chosen) == 1 else reading.whole.name)
@@ -126,14 +126,14 @@ def layer_pictures(
         if loaded is None:
             continue
         shown_steps.append(step)
-        here = reading if loaded is model else opened(loaded).reading(batch.tokens, layer)
+        here = reading if loaded is model else opened(loaded).reading(batch.inputs, layer)
         pictures += read_pictures(here, names, units, step=step, scored=scored)
         if len(pictures) > MOST:
             raise UserError(f"more panels than a figure holds ({MOST}); ask for fewer steps, factors or heads")
     return LayerPictures(layer, kind, batch, shown_steps, pictures)
 
 
-def _last_readable(run: Run, steps: list[int]) -> tuple[HookedLM, list[int]]:
+def _last_readable(run: Run, steps: list[int]) -> tuple[HookedStack, list[int]]:
     """The model of the last of these checkpoints that can be read, and the steps up to it."""
     for count in range(len(steps), 1, -1):
         if (model := _loaded(run, steps[count - 1])) is not None:
@@ -141,7 +141,7 @@ def _last_readable(run: Run, steps: list[int]) -> tuple[HookedLM, list[int]]:
     return run.load(steps[0]), steps[:1]
 
 
-def _loaded(run: Run, step: int) -> HookedLM | None:
+def _loaded(run: Run, step: int) -> HookedStack | None:
     """The model of a checkpoint; None, with a warning, where the checkpoint cannot be read."""
     try:
         return run.load(step)
@@ -227,7 +227,7 @@ def strongest_units(
     if count < 1:
         raise UserError(f"the number of strongest heads must be at least 1, got {shown(count)}")
     edges = named_edges(by, batch.layout)
-    reading = opened(model).reading(batch.tokens, layer)
+    reading = opened(model).reading(batch.inputs, layer)
     product = reading.product(factor)
     _check_memory(reading)
     if product.diagonal:

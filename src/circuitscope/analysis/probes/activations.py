@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -51,7 +51,7 @@ def matching_hooks(model: HookedModel, patterns: Sequence[str]) -> list[str]:
 @explained
 def collect(
     model: HookedModel,
-    tokens: Int[Tensor, "batch pos"],
+    tokens: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos channel"],
     hooks: Sequence[str],
     examples: Mapping[str, ProbeExamples],
     *,
@@ -106,7 +106,7 @@ def _widths(
     seen = seen_at(model, tokens[:1], hooks)
     for name in hooks:
         value = seen[name]
-        if value.ndim < 3 or value.shape[:2] != tokens[:1].shape:
+        if value.ndim < 3 or value.shape[:2] != tokens[:1].shape[:2]:
             raise UserError(f"{name} carries {tuple(value.shape)}; a probe reads [batch, pos, …]")
         heads = states[name].state.as_heads(value[:, 0]) if name in states else None
         widths[name] = int(value[0, 0].numel() if heads is None else heads.shape[1] * heads.shape[3])

@@ -26,7 +26,7 @@ from circuitscope.analysis.reading.opened import opened
 from circuitscope.arguments import explained
 from circuitscope.errors import UserError, shown
 from circuitscope.lens import HookedModel, layer_of
-from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.models.build import build_model
 from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
 from circuitscope.tasks import Batch, check_batch
@@ -99,7 +99,7 @@ def probe(
     seed = config.train.batch_seed
     batch = config.task.batch(0, split="test", size=sequences, seed=seed)
     data = ProbeData(definition, batch)
-    _hooks(HookedLM(config.model), data)  # a wrong name is refused before any work
+    _hooks(build_model(config.model), data)  # a wrong name is refused before any work
     removal = Removal(directions) if causal else None
     settings = [_VERSION, definition.model_dump(exclude={"about"}), causal, directions if causal else None]
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
@@ -160,7 +160,7 @@ class ProbeData:
     def __init__(self, definition: Definition, batch: Batch):
         self.definition, self.batch = definition, batch
         self.n_train = 2 * len(batch) // 3
-        every = np.unique(batch.tokens.cpu().numpy(), axis=0, return_inverse=True)[1].reshape(-1)
+        every = np.unique(batch.inputs.flatten(1).cpu().numpy(), axis=0, return_inverse=True)[1].reshape(-1)
         self.kept = ~np.isin(every, every[: self.n_train])
         self.kept[: self.n_train] = True
         self.places = {r: e.where(self.kept[e.sequence]) for r, e in examples_of(definition, batch).items()}
@@ -197,7 +197,7 @@ class ProbeData:
     def tested(self, role: str) -> tuple[Batch, torch.Tensor]:
         """The test sequences, and a mask of all their positions that the probe reads."""
         e, n = self.places[role], self.n_train
-        where = torch.zeros(self.batch.tokens.shape, dtype=torch.bool)
+        where = torch.zeros(self.batch.layout.roles.shape, dtype=torch.bool)
         where[torch.from_numpy(e.sequence), torch.from_numpy(e.pos)] = True
         kept = torch.from_numpy(np.flatnonzero(self.kept[n:])) + n
         return self.batch.part(kept), where[kept]
@@ -208,7 +208,7 @@ def probe_rows(model: HookedModel, data: ProbeData, removal: Removal | None = No
     definition = data.definition
     by_embedding = definition.model in ("embedding", "candidates")
     embedding = opened(model).embedding.detach().float().cpu().numpy() if by_embedding else None
-    found = collect(model, data.batch.tokens, _hooks(model, data), data.examples, read_out=definition.read_out)
+    found = collect(model, data.batch.inputs, _hooks(model, data), data.examples, read_out=definition.read_out)
     for (hook, role), X in found.items():
         e = data.examples[role]
         row: dict[str, Any] = {
@@ -259,7 +259,7 @@ def _cost(model: HookedModel, data: ProbeData, hook: str, role: str, fitted: Fit
 
 def _hooks(model: HookedModel, data: ProbeData) -> list[str]:
     """The hooks that a probe reads in a model; an error says what it cannot read."""
-    definition, tokens = data.definition, data.batch.tokens
+    definition, tokens = data.definition, data.batch.inputs
     if definition.read_out:
         check_has_state(model, tokens)
     names = matching_hooks(model, definition.hooks)

@@ -16,7 +16,7 @@ from circuitscope.devices import on_cpu
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel
 from circuitscope.mixers.reading import State
-from circuitscope.tasks import NO_LABEL, Batch
+from circuitscope.tasks import Batch
 
 Where = Bool[Tensor, "batch pos"]
 Directions = Float[Tensor, "direction feature"]
@@ -63,17 +63,17 @@ def accuracy_without(
     read_out: bool = False,
 ) -> PerSequence:
     """Accuracy per sequence with the directions removed as `remove` does it; with None by the same path, unedited."""
-    if where.shape != batch.tokens.shape or not where.any():
-        raise UserError(f"expected positions as a mask {tuple(batch.tokens.shape)} with at least one true")
+    if where.shape != batch.layout.roles.shape or not where.any():
+        raise UserError(f"expected positions as a mask {tuple(batch.layout.roles.shape)} with at least one true")
     U = torch.zeros(0, 1) if directions is None else torch.as_tensor(np.asarray(directions), dtype=torch.float32)
     if U.ndim != 2 or not torch.allclose(U @ U.T, torch.eye(len(U)), atol=1e-3):
         raise UserError("expected directions as orthonormal rows [direction, feature]")
     where = _edited(model, batch, hook, where)
     center = torch.as_tensor(np.asarray(mean), dtype=torch.float32)
-    state = readable_state(model, batch.tokens, hook).state if read_out else None
-    labels = int((batch.labels != NO_LABEL).sum(dim=1).max())
+    state = readable_state(model, batch.inputs, hook).state if read_out else None
+    labels = int(batch.has_label().sum(dim=1).max())
     with undisturbed(model):
-        parts = slices(model, on_device_of(model, batch.tokens), [hook], labels)
+        parts = slices(model, on_device_of(model, batch.inputs), [hook], labels)
     found = []
     for rows in parts:
         edit = _unchanged if directions is None else _projecting(where[rows], U, center, state)
@@ -85,7 +85,7 @@ def mean_at(model: HookedModel, batch: Batch, hook: str, where: Where) -> Tensor
     """The mean of what a hook carries at the chosen positions; of a state, at the first in each sequence."""
     total: Any = 0.0
     where = _edited(model, batch, hook, where)
-    tokens = on_device_of(model, batch.tokens)
+    tokens = on_device_of(model, batch.inputs)
     with undisturbed(model):
         for rows in slices(model, tokens, [hook]):
             (seen,) = on_cpu([seen_at(model, tokens[rows], [hook])[hook]])
@@ -96,7 +96,7 @@ def mean_at(model: HookedModel, batch: Batch, hook: str, where: Where) -> Tensor
 
 def _edited(model: HookedModel, batch: Batch, hook: str, where: Where) -> Where:
     """The positions to edit: all that are chosen; of a state, the first in each sequence."""
-    return where if state_at(model, batch.tokens, hook) is None else where & (where.cumsum(dim=1) == 1)
+    return where if state_at(model, batch.inputs, hook) is None else where & (where.cumsum(dim=1) == 1)
 
 
 def random_directions(count: int, features: int, seed: int = 0) -> Any:

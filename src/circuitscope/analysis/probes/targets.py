@@ -130,6 +130,13 @@ def _own(batch: Batch) -> Ints:
     return batch.tokens.cpu().numpy()
 
 
+def _identity(batch: Batch) -> Ints:
+    """What stands at each position, as a number [batch, pos]: the token; vectors of different sequences differ."""
+    if not batch.inputs.is_floating_point():
+        return _own(batch)
+    return np.broadcast_to(np.arange(len(batch))[:, None], batch.layout.roles.shape)
+
+
 @target("previous-token", "the token one position before", "token")
 def _previous(batch: Batch) -> Ints:
     tokens = _own(batch)
@@ -139,7 +146,7 @@ def _previous(batch: Batch) -> Ints:
 @target("bound-key", "at a context value, the key it is bound to", "token", context=_keys)
 def _bound_key(batch: Batch) -> Ints:
     value_pos = _pairs(batch, "bound-key").numpy()
-    labels = np.full(batch.tokens.shape, -1)
+    labels = np.full(batch.layout.roles.shape, -1)
     np.put_along_axis(labels, value_pos, _keys(batch), axis=1)
     return labels
 
@@ -149,7 +156,7 @@ def _bound_value(batch: Batch) -> Ints:
     _pairs(batch, "bound-value")
     layout = batch.layout
     assert layout.query_pos is not None
-    labels = np.full(batch.tokens.shape, -1)
+    labels = np.full(batch.layout.roles.shape, -1)
     assert layout.query_pair is not None
     answers = np.take_along_axis(_values(batch), layout.query_pair.numpy(), axis=1)
     np.put_along_axis(labels, layout.query_pos.numpy(), answers, axis=1)
@@ -158,19 +165,18 @@ def _bound_value(batch: Batch) -> Ints:
 
 @target("position", "the position itself", "class")
 def _position(batch: Batch) -> Ints:
-    tokens = _own(batch)
-    return np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+    roles = batch.layout.roles
+    return np.broadcast_to(np.arange(roles.shape[1]), roles.shape)
 
 
 @target("weight-vector", "the weight vector of the regression", "vector")
 def _weight_vector(batch: Batch) -> Any:
-    weights = getattr(batch, "weights", None)
-    if weights is None:
+    if batch.weights is None:
         raise UserError(
             "weight-vector needs a batch that carries the weight vector of its regression, `weights` [batch, d];"
             " this task has none: it is for tasks on vectors"
         )
-    return weights.cpu().numpy()
+    return batch.weights.cpu().numpy()
 
 
 def _pairs(batch: Batch, name: str) -> torch.Tensor:
@@ -212,7 +218,7 @@ def examples_of(definition: "str | Definition", batch: Batch) -> dict[str, Probe
             pos=pos[inside],
             anchor=anchor[inside],
             label=labels[sequence[inside]] if wanted.kind == "vector" else labels[sequence, anchor][inside],
-            identity=_own(batch)[sequence, anchor][inside],
+            identity=_identity(batch)[sequence, anchor][inside],
         )
     sets = _candidates(definition, wanted, batch)
     if sets is None:

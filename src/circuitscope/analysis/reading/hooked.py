@@ -16,7 +16,7 @@ from circuitscope.analysis.reading.opened import opened
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel
 
-Tokens = Int[Tensor, "batch pos"]
+Tokens = Int[Tensor, "batch pos"] | Float[Tensor, "batch pos channel"]  # or vectors
 Hooks = Sequence[tuple[str, Callable[..., Tensor | None]]]
 
 SLICE_BYTES = 64e6  # that the hooked activations of one slice of the batch may take
@@ -69,7 +69,7 @@ def logits_at(
 ) -> Float[Tensor, "label vocab"]:
     """Logits at flat positions row · length + pos. Every hook sees whole activations [batch, pos, …].
 
-    A HookedLM computes logits only at these positions; any other model computes all logits.
+    A model of this package computes logits only at these positions; any other model computes all logits.
     """
     return opened(model).to_logits(_run(model, tokens, hooks).flatten(0, 1)[where])
 
@@ -99,7 +99,7 @@ def keeping(names: Sequence[str], seen: dict[str, Tensor]) -> Hooks:
 def slices(model: HookedModel, tokens: Tokens, names: Sequence[str], labels: int = 0) -> list[slice]:
     """Slices of the batch that are so small that what these hooks carry takes at most SLICE_BYTES per slice.
 
-    The same holds for the logits; a HookedLM computes them at `labels` positions per sequence.
+    The same holds for the logits; a model of this package computes them at `labels` positions per sequence.
     """
     if not len(tokens):
         raise UserError("the batch has no sequences; expected at least 1")

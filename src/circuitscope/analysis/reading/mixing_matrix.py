@@ -13,7 +13,7 @@ from circuitscope.errors import UserError, unknown
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.memory import check_fits
 from circuitscope.mixers.reading import Product, Reading
-from circuitscope.models.tokens import TokensLike
+from circuitscope.models.inputs import InputsLike
 
 Reduce = Literal["mean", "mean_abs"]
 
@@ -21,7 +21,7 @@ Reduce = Literal["mean", "mean_abs"]
 @explained
 def phi(
     model: HookedModel,
-    tokens: TokensLike,
+    tokens: InputsLike,
     layer: int,
     factors: str | Sequence[str] = "phi",
     reduce: Reduce | None = None,
@@ -60,7 +60,7 @@ def phi(
 @explained
 def phi_chunks(
     model: HookedModel,
-    tokens: TokensLike,
+    tokens: InputsLike,
     layer: int,
     factors: str | Sequence[str] = "phi",
     chunk: int | None = None,
@@ -90,7 +90,7 @@ def _bytes(weight: Tensor, reading: Reading) -> int:
 
 
 def _matrix(
-    model: HookedModel, tokens: TokensLike, layer: int, factors: str | Sequence[str]
+    model: HookedModel, tokens: InputsLike, layer: int, factors: str | Sequence[str]
 ) -> tuple[Reading, Product]:
     subject = opened(model)
     reading = subject.reading(tokens, layer)

@@ -1,8 +1,8 @@
 """Shows any model as layers with readings: one of this package, or another with TransformerLens's hook names.
 
 This is the one place in analysis that knows which kind of model it looks at. `opened(model)` answers for both:
-a HookedLM, whose mixers say what they offer, or any HookedRootModule that shows attention patterns
-(TransformerBridge among them). `pattern_reading` makes a reading of a bare tensor of patterns.
+a HookedStack (HookedLM or HookedSequenceModel), whose mixers say what they offer, or any HookedRootModule that shows
+attention patterns (TransformerBridge among them). `pattern_reading` makes a reading of a bare tensor of patterns.
 """
 
 import re
@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -22,10 +21,11 @@ from circuitscope.lens import HookedModel, layer_count, layer_index
 from circuitscope.mixers.mixer import HeadWeights
 from circuitscope.mixers.reading import SLICE_BYTES, Factor, Product, Reading, State
 from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.models.inputs import InputsLike, as_tokens
 from circuitscope.models.naming import layer_names
-from circuitscope.models.tokens import TokensLike, as_tokens
+from circuitscope.models.stack import HookedStack
 
-Tokens = Int[Tensor, "batch pos"]
+Inputs = Int[Tensor, "batch pos"] | Float[Tensor, "batch pos channel"]
 Stream = Float[Tensor, "batch pos d_model"]
 Where = Int[Tensor, " label"]
 Logits = Float[Tensor, "label vocab"]
@@ -50,7 +50,7 @@ class Mixing(NamedTuple):
 
 
 @explained
-def matrices(model: HookedModel, tokens: TokensLike, factors: str | Sequence[str] | None = None) -> Iterator[Mixing]:
+def matrices(model: HookedModel, tokens: InputsLike, factors: str | Sequence[str] | None = None) -> Iterator[Mixing]:
     """Every mixing matrix of a model in one pass, in slices of units of about 8 MB.
 
     Args:
@@ -70,17 +70,16 @@ def pattern_reading(pattern: Float[Tensor, "batch head dest src"]) -> Reading:
 
 
 class Walk(ABC):
-    """One pass of a model over tokens: iterating over it gives the reading of each layer, and afterwards the logits.
+    """One pass of a model over inputs: iterating over it gives the reading of each layer, and afterwards the logits.
 
     Args:
         at: flat positions row · length + pos at which logits are wanted; with None the pass computes only what the
             readings need.
     """
 
-    def __init__(self, model: Any, tokens: TokensLike, at: Where | None):
-        device = next((parameter.device for parameter in model.parameters()), None)
-        self.model, self.tokens = model, as_tokens(tokens, device)
-        self.at = None if at is None else at.to(self.tokens.device)
+    def __init__(self, model: Any, inputs: Inputs, at: Where | None):
+        self.model, self.inputs = model, inputs
+        self.at = None if at is None else at.to(inputs.device)
 
     @abstractmethod
     def __iter__(self) -> Iterator[tuple[int, Reading]]:
@@ -130,16 +129,20 @@ class Opened(ABC):
         return layer_count(self.model)
 
     @abstractmethod
-    def walk(self, tokens: TokensLike, at: Where | None = None) -> Walk:
+    def inputs(self, inputs: InputsLike) -> Inputs:
+        """Tokens or vectors in any form as the tensor that the model reads, on its device."""
+
+    @abstractmethod
+    def walk(self, inputs: InputsLike, at: Where | None = None) -> Walk:
         """One pass over the layers."""
 
     @abstractmethod
-    def reading(self, tokens: TokensLike, layer: int) -> Reading:
-        """The reading of one layer on these tokens, with gradients where they are on."""
+    def reading(self, inputs: InputsLike, layer: int) -> Reading:
+        """The reading of one layer on these inputs, with gradients where they are on."""
 
-    def state(self, tokens: TokensLike, layer: int) -> State | None:
+    def state(self, inputs: InputsLike, layer: int) -> State | None:
         """The recurrent state of a layer, where it has one."""
-        return self.reading(tokens, layer).state
+        return self.reading(inputs, layer).state
 
     @abstractmethod
     def called(self, layer: int) -> str:
@@ -150,7 +153,7 @@ class Opened(ABC):
         """The full name of a mixer's hook that is called, for example, "hook_phi", "hook_z" or "hook_state"."""
 
     @abstractmethod
-    def before_logits(self, tokens: Tokens) -> Float[Tensor, "batch pos out"]:
+    def before_logits(self, inputs: Inputs) -> Float[Tensor, "batch pos out"]:
         """The last activation that hooks can still change, at all positions."""
 
     @abstractmethod
@@ -162,7 +165,7 @@ class Opened(ABC):
         """How many bytes the logits at `labels` positions take, where `out` is `before_logits` of one sequence."""
 
     @abstractmethod
-    def residuals(self, tokens: Tokens, layer: int, at: Where) -> tuple[Stream, Float[Tensor, "label d_model"]]:
+    def residuals(self, inputs: Inputs, layer: int, at: Where) -> tuple[Stream, Float[Tensor, "label d_model"]]:
         """The stream before a layer, detached; and the stream after it, at flat positions, as a function of it."""
 
     @property
@@ -180,21 +183,21 @@ def opened(model: HookedModel) -> Opened:
     """A model as analysis sees it."""
     if not hasattr(model, "hook_dict"):
         raise UserError(
-            f"expected a HookedLM or another model with TransformerLens's hooks, got {shown(model)}"
+            f"expected a model of circuitscope or another model with TransformerLens's hooks, got {shown(model)}"
             f"{'; give run.load()' if hasattr(model, 'load') else ''}"
         )
-    return _Own(model) if isinstance(model, HookedLM) else _Foreign(model)
+    return _Own(model) if isinstance(model, HookedStack) else _Foreign(model)
 
 
 class _OwnWalk(Walk):
     """Runs one block after the other; a layer whose Φ can be read in passing is read while it runs."""
 
-    model: HookedLM
+    model: HookedStack
     _final: Float[Tensor, "label d_model"] | None = None
 
     @without_gradients
     def __iter__(self) -> Iterator[tuple[int, Reading]]:
-        resid, last = self.model.embedded(self.tokens), self.model.config.n_layers - 1
+        resid, last = self.model.embedded(self.inputs), self.model.config.n_layers - 1
         for layer, block in enumerate(self.model.layers):
             goes_on, at = layer < last or self.at is not None, self.at if layer == last else None
             in_passing = self.model.config.mixers[layer].phi_in_passing
@@ -216,26 +219,29 @@ class _OwnWalk(Walk):
             self._final = self.model.ln_final(resid)
 
     def _units_per_slice(self) -> int:
-        return Reading(self.tokens.shape).units_per_slice
+        return Reading(self.inputs.shape[:2]).units_per_slice
 
     @without_gradients
     def logit_slices(self) -> Iterator[Logits]:
         if self._final is not None:
-            labels = max(1, int(SLICE_BYTES // (4 * self.model.config.vocab_size)))
+            labels = max(1, int(SLICE_BYTES // (4 * self.model.d_out)))
             for part in self._final.split(labels):
-                yield F.linear(part, self.model.W_U.T)
+                yield self.model.read_out(part)
 
 
 class _Own(Opened):
-    """A HookedLM."""
+    """A model of this package."""
 
-    model: HookedLM
+    model: HookedStack
 
-    def walk(self, tokens: TokensLike, at: Where | None = None) -> Walk:
-        return _OwnWalk(self.model, tokens, at)
+    def inputs(self, inputs: InputsLike) -> Inputs:
+        return self.model.to_inputs(inputs)
 
-    def reading(self, tokens: TokensLike, layer: int) -> Reading:
-        return self.model.reading(tokens, layer)
+    def walk(self, inputs: InputsLike, at: Where | None = None) -> Walk:
+        return _OwnWalk(self.model, self.inputs(inputs), at)
+
+    def reading(self, inputs: InputsLike, layer: int) -> Reading:
+        return self.model.reading(inputs, layer)
 
     def called(self, layer: int) -> str:
         return layer_names(self.model.config)[layer]
@@ -246,23 +252,25 @@ class _Own(Opened):
             raise unknown("hook", full, self.model.hook_dict)
         return full
 
-    def before_logits(self, tokens: Tokens) -> Float[Tensor, "batch pos out"]:
-        return self.model.hidden(tokens)
+    def before_logits(self, inputs: Inputs) -> Float[Tensor, "batch pos out"]:
+        return self.model.hidden(inputs)
 
     def to_logits(self, out: Float[Tensor, "label out"]) -> Logits:
-        return F.linear(out, self.model.W_U.T)
+        return self.model.read_out(out)
 
     def logit_bytes(self, out: Tensor, labels: int) -> int:
-        return labels * self.model.config.vocab_size * out.element_size()
+        return labels * self.model.d_out * out.element_size()
 
-    def residuals(self, tokens: Tokens, layer: int, at: Where) -> tuple[Stream, Float[Tensor, "label d_model"]]:
+    def residuals(self, inputs: Inputs, layer: int, at: Where) -> tuple[Stream, Float[Tensor, "label d_model"]]:
         with torch.no_grad():
-            before = self.model.stream_before(tokens, layer)
+            before = self.model.stream_before(inputs, layer)
         before = before.detach().requires_grad_()
         return before, self.model.layers[layer](before, at)  # only these positions go on after the mixer
 
     @property
     def embedding(self) -> Float[Tensor, "token d_model"]:
+        if not isinstance(self.model, HookedLM):
+            raise UserError("a model that reads vectors has no token embedding; use the model 'logistic' or 'ridge'")
         return self.model.embed.weight
 
     def attention(self) -> dict[int, HeadWeights]:
@@ -277,7 +285,7 @@ class _ForeignWalk(Walk):
     @without_gradients
     def __iter__(self) -> Iterator[tuple[int, Reading]]:
         names = _pattern_hooks(self.model)
-        logits, cache = self.model.run_with_cache(self.tokens, names_filter=lambda name: name in names)
+        logits, cache = self.model.run_with_cache(self.inputs, names_filter=lambda name: name in names)
         if self.at is not None:
             self._logits = logits.flatten(0, 1)[self.at]
         for name, layer in names.items():
@@ -305,10 +313,13 @@ class _Foreign(Opened):
 
     _NAMES = {"hook_phi": "hook_pattern"}  # noqa: RUF012
 
-    def walk(self, tokens: TokensLike, at: Where | None = None) -> Walk:
-        return _ForeignWalk(self.model, tokens, at)
+    def inputs(self, inputs: InputsLike) -> Inputs:
+        return as_tokens(inputs, next((parameter.device for parameter in self.model.parameters()), None))
 
-    def reading(self, tokens: TokensLike, layer: int) -> Reading:
+    def walk(self, inputs: InputsLike, at: Where | None = None) -> Walk:
+        return _ForeignWalk(self.model, self.inputs(inputs), at)
+
+    def reading(self, inputs: InputsLike, layer: int) -> Reading:
         layer = layer_index(self.model, layer)
         names = [name for name, of in _pattern_hooks(self.model).items() if of == layer]
         if not names:
@@ -320,12 +331,12 @@ class _Foreign(Opened):
             lambda module, args, pattern: kept.append(pattern), prepend=True
         )
         try:
-            self.model(as_tokens(tokens))
+            self.model(self.inputs(inputs))
         finally:
             listening.remove()
         return pattern_reading(kept[0])
 
-    def state(self, tokens: TokensLike, layer: int) -> State | None:
+    def state(self, inputs: InputsLike, layer: int) -> State | None:
         return None  # at most the pattern of such a layer is known
 
     def called(self, layer: int) -> str:
@@ -337,8 +348,8 @@ class _Foreign(Opened):
             raise UserError(f"layer {layer} has no {name}: expected a hook named {full}")
         return full
 
-    def before_logits(self, tokens: Tokens) -> Float[Tensor, "batch pos out"]:
-        out: Tensor = self.model(tokens)
+    def before_logits(self, inputs: Inputs) -> Float[Tensor, "batch pos out"]:
+        out: Tensor = self.model(inputs)
         return out
 
     def to_logits(self, out: Float[Tensor, "label out"]) -> Logits:
@@ -347,7 +358,7 @@ class _Foreign(Opened):
     def logit_bytes(self, out: Tensor, labels: int) -> int:
         return out.numel() * out.element_size()
 
-    def residuals(self, tokens: Tokens, layer: int, at: Where) -> tuple[Stream, Float[Tensor, "label d_model"]]:
+    def residuals(self, inputs: Inputs, layer: int, at: Where) -> tuple[Stream, Float[Tensor, "label d_model"]]:
         names = [f"blocks.{layer}.hook_resid_{side}" for side in ("pre", "post")]
         for name in names:
             if name not in self.model.hook_dict:
@@ -363,7 +374,7 @@ class _Foreign(Opened):
             return value.detach()
 
         with self.model.hooks(fwd_hooks=[(names[0], enter), (names[1], leave)]):
-            self.model(tokens)
+            self.model(inputs)
         return seen["before"], seen["after"].flatten(0, 1)[at]
 
     @property

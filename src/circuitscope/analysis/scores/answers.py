@@ -1,4 +1,4 @@
-"""What a model answers at labelled positions: the loss there, the most likely token, and whether it is a value."""
+"""What a model answers at labelled positions: the loss there, how right it is, and whether it is a value."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from circuitscope.tasks import Batch
+from circuitscope.tasks.judging import TOKENS
 
 
 class Answers(NamedTuple):
@@ -15,6 +16,27 @@ class Answers(NamedTuple):
 
     loss: Float[Tensor, " label"]
     token: Int[Tensor, " label"]
+
+
+class Judged(NamedTuple):
+    """For each label the loss, and how right the answer is, at most 1."""
+
+    loss: Float[Tensor, " label"]
+    right: Float[Tensor, " label"]
+
+
+def judged(slices: Iterable[Float[Tensor, "_label out"]], batch: Batch, device: torch.device) -> Judged:
+    """What the batch's judge says of answers that come in slices of the labels, in order; overwrites them.
+
+    Args:
+        device: where the answers are.
+    """
+    if batch.judge is TOKENS:  # this is much faster for large vocabularies, and says the same
+        target = batch.labelled()[1].to(device)
+        given = answers(slices, target)
+        return Judged(given.loss, (given.token == target).float())
+    whole = torch.cat(list(slices))
+    return Judged(batch.losses(whole), batch.right(whole))
 
 
 def answers(slices: Iterable[Float[Tensor, "_label vocab"]], target: Int[Tensor, " label"]) -> Answers:
@@ -34,7 +56,7 @@ def answers(slices: Iterable[Float[Tensor, "_label vocab"]], target: Int[Tensor,
 def is_a_value(token: Int[Tensor, " label"], batch: Batch) -> Float[Tensor, " label"]:
     """1 for each answer that is one of the values of its sequence, right or wrong, and 0 for every other."""
     where, _ = batch.labelled()
-    values = batch.values()[where // batch.tokens.shape[1]]
+    values = batch.values()[where // batch.length]
     return (values == token[:, None]).any(dim=1).float()
 
 

@@ -25,7 +25,7 @@ class HeldOut:
         self.repeats: Batch | None = None
         if "period" in task.features:
             self.repeats = self.own
-        elif min(longest, _LONGEST) >= 9:
+        elif task.inputs == "tokens" and min(longest, _LONGEST) >= 9:
             repeats = Induction.fitting(min(longest, _LONGEST), task.needs()["vocab_size"])
             self.repeats = repeats.batch(0, split="test", size=sequences, seed=seed)
         self._edges: dict[tuple[str, ...], EdgeSets | None] = {}
@@ -54,11 +54,12 @@ def check_scores(names: str | Sequence[str] | None, task: Task) -> tuple[str, ..
     """The named scores, by default all that the task can have; a score that it cannot have is refused."""
     names = [names] if isinstance(names, str) else names
     layout = task.batch(0, split="test", size=1).layout
-    possible = tuple(name for name, score in SCORES.items() if score.on == "repeats" or score.possible_on(layout))
+    repeats = task.inputs == "tokens"
+    possible = tuple(
+        name for name, score in SCORES.items() if (repeats and score.on == "repeats") or score.possible_on(layout)
+    )
     for name in names or ():
         if SCORES[name].name not in possible:
-            raise UserError(
-                f"{name} needs a task with keys, values and queries, and {task.name} has none; valid: "
-                + ", ".join(possible)
-            )
+            needs = "keys, values and queries" if SCORES[name].on == "own" else "tokens, of which blocks are repeated"
+            raise UserError(f"{name} needs a task with {needs}, and {task.name} has none; valid: {', '.join(possible)}")
     return tuple(names or possible)

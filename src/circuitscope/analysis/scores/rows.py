@@ -10,10 +10,9 @@ from torch import Tensor
 
 from circuitscope.analysis.checkpoints.in_order import readable_at_once
 from circuitscope.analysis.reading.gradients import without_gradients
-from circuitscope.analysis.reading.hooked import on_device_of
 from circuitscope.analysis.reading.opened import Walk, opened
 from circuitscope.analysis.registry import Row, analysis
-from circuitscope.analysis.scores.answers import Answers, answers
+from circuitscope.analysis.scores.answers import Judged, judged
 from circuitscope.analysis.scores.head_weights import compositions, copying_scores, distinct
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.of_layers import EdgeSets, layer_weights
@@ -61,16 +60,16 @@ def score_rows(model: HookedModel, data: HeldOut, names: Sequence[str]) -> Itera
     A row without a head is about the whole layer, with |Φ| summed over its units. A row without a layer is about the
     whole model.
     """
-    where, target = data.own.labelled()
-    own = opened(model).walk(data.own.tokens, at=where if "model" in names else None)
+    where, _ = data.own.labelled()
+    own = opened(model).walk(data.own.inputs, at=where if "model" in names else None)
     weights = list(_weights(own, data.edges(names, "own")))
-    given = answers(own.logit_slices(), on_device_of(model, target)) if "model" in names else ()
+    given = judged(own.logit_slices(), data.own, own.inputs.device) if "model" in names else ()
     found = on_cpu([*(per_sequence for _, per_sequence in weights), *given])
     yield from _weight_rows(weights, found[: len(weights)])
     if given:
-        yield from model_rows(Answers(*found[len(weights) :]), data.own)
+        yield from model_rows(Judged(*found[len(weights) :]), data.own)
     if data.repeats is not None and (edges := data.edges(names, "repeats")):
-        weights = list(_weights(opened(model).walk(data.repeats.tokens), edges))
+        weights = list(_weights(opened(model).walk(data.repeats.inputs), edges))
         yield from _weight_rows(weights, on_cpu([per_sequence for _, per_sequence in weights]))
     for rows in (SCORES[name].rows for name in names):
         if rows is not None:
@@ -161,7 +160,8 @@ MODEL = Score(  # computed from logits of the same pass as the weights on edges
     "model",
     {
         "accuracy": "share of the labels answered right",
-        "loss": "cross-entropy at the labels",
+        "explained_variance": "1 minus the squared error over that of answering 0, where labels are vectors",
+        "loss": "cross-entropy at the labels, or squared error",
         "in_context": "loss at the later half of a sequence's labels minus loss at the earlier half",
         "loss_at_position": "loss by position",
         "accuracy_at_distance": "accuracy by how far a query is from its key",
@@ -170,17 +170,18 @@ MODEL = Score(  # computed from logits of the same pass as the weights on edges
 SCORES.add(MODEL.name, MODEL, __name__)
 
 
-def model_rows(given: Answers, batch: Batch) -> Iterator[Row]:
+def model_rows(given: Judged, batch: Batch) -> Iterator[Row]:
     """What the model as a whole does, from its answers at the labelled positions.
 
-    The rows are accuracy and loss; in_context, the loss at the later half of a sequence's labels minus the loss at the
-    earlier half; loss_at_position, by position (`factor`); accuracy_at_distance, by how far a query is from its key.
+    The rows are accuracy (or what the batch's judge measures) and loss; in_context, the loss at the later half of a
+    sequence's labels minus the loss at the earlier half; loss_at_position, by position
+    (`factor`); accuracy_at_distance, by how far a query is from its key.
     """
-    where, target = batch.labelled()
-    length, n = batch.tokens.shape[1], len(batch)
+    where, _ = batch.labelled()
+    length, n = batch.length, len(batch)
     sequence, pos = where // length, where % length
-    loss, right = given.loss, (given.token == target).float()
-    for name, what in (("accuracy", right), ("loss", loss)):
+    loss, right = given
+    for name, what in ((batch.judge.measures.replace(" ", "_"), right), ("loss", loss)):
         value, stderr, _ = summarize(_per_sequence(what, torch.ones_like(what), sequence, n)[:, None])
         yield _row(name, "mean", value.item(), stderr.item(), n)
     labels = torch.zeros(n, dtype=torch.long).index_add_(0, sequence, torch.ones_like(sequence))

@@ -135,12 +135,12 @@ class _Section:
             progress.say(f"{run.path} has no analysis yet: its scores are computed first")
         self.found = results(run, steps, sequences, progress)
         self.scores, self.steps = self.found["scores"], self.found.steps
-        every = sources_of(run.config.model, self.data.own.tokens)
+        every = sources_of(run.config.model, self.data.own.inputs)
         self.sources = [source for source in every if source.causal]
         self.not_causal = [source for source in every if not source.causal]
         extra = ShownExamples.of(self.data, 1).repeats
-        length = self.data.own.tokens.shape[1]
-        self.need = Need(self.sources, length, 0 if extra is None else extra.tokens.shape[1], len(self.steps))
+        length = self.data.own.length
+        self.need = Need(self.sources, length, 0 if extra is None else extra.inputs.shape[1], len(self.steps))
 
     def described(self, fits: Plan, progress: Progress) -> tuple[dict[str, Any], list[str]]:
         """Everything the page says of the run, and its matrices as text."""

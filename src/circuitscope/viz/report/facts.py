@@ -178,8 +178,9 @@ def _recipe(run: Run) -> str:
     model, task, train = run.config.model, run.config.task, run.config.train
     positions = "no positions" if model.positions == "none" else f"{model.positions} positions"
     examples = "never the same example twice" if task.examples is None else f"{task.examples:,} examples"
+    read = f"{model.vocab_size:,} tokens" if model.d_input is None else f"vectors of {model.d_input} numbers"
     return (
         f"{model.n_layers} layer{'s' if model.n_layers > 1 else ''} of width {model.d_model},"
-        f" {positions}, {model.vocab_size:,} tokens; {examples}, {train.steps} steps of"
+        f" {positions}, {read}; {examples}, {train.steps} steps of"
         f" {train.batch_size}, lr {train.lr:g} {train.schedule}, weight decay {train.weight_decay:g}, seed {train.seed}"
     )

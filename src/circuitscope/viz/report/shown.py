@@ -19,11 +19,12 @@ def examples(shown: ShownExamples, extra: tuple[str, ...]) -> list[dict[str, Any
     out: list[dict[str, Any]] = []
     for batch in shown.batches:
         for row in range(len(batch)):
-            labels = [[i, token] for i, token in enumerate(batch.labels[row].tolist()) if token >= 0]
+            tokens = batch.names(row)
+            labels = [] if tokens is None else [[i, t] for i, t in enumerate(batch.labels[row].tolist()) if t >= 0]
             out.append(
                 {
                     "name": f"example {row + 1}" if batch is shown.own else "repeated random blocks",
-                    "tokens": batch.tokens[row].tolist(),
+                    "tokens": [""] * batch.length if tokens is None else tokens,
                     "roles": batch.layout.roles[row].tolist(),
                     "labels": labels,
                 }
