@@ -17,10 +17,12 @@ from circuitscope.tasks.batch import NO_LABEL, Batch, Layout, check_batch
 from circuitscope.tasks.compound import CompoundRecall
 from circuitscope.tasks.copy import Copy
 from circuitscope.tasks.fuzzy import FuzzyRecall
+from circuitscope.tasks.ginc import GINC
 from circuitscope.tasks.induction import Induction
 from circuitscope.tasks.measure import Measure
 from circuitscope.tasks.mqar import AR, MQAR
 from circuitscope.tasks.recall import Recall, any_value
+from circuitscope.tasks.regbench import RegBench
 from circuitscope.tasks.roles import Role
 from circuitscope.tasks.selective_copy import SelectiveCopy
 from circuitscope.tasks.stacked import StackedMQAR
@@ -29,6 +31,7 @@ from circuitscope.tasks.two_hop import TwoHop
 
 __all__ = [
     "AR",
+    "GINC",
     "MQAR",
     "NO_LABEL",
     "TASKS",
@@ -42,6 +45,7 @@ __all__ = [
     "Measure",
     "Metric",
     "Recall",
+    "RegBench",
     "Role",
     "SelectiveCopy",
     "Split",

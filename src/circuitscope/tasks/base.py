@@ -128,6 +128,10 @@ class Task(Section):
         """Simple rules to compare a model with, by name."""
         return {}
 
+    def remarks(self, batch: Batch, row: int) -> list[str]:
+        """Lines that `circuitscope tasks show` prints below an example: what its tokens alone do not tell."""
+        return []
+
     @model_validator(mode="after")
     def _known_version(self) -> "Task":
         if self.version != self.current_version:

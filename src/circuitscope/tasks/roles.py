@@ -1,6 +1,6 @@
 """The roles of positions in a sequence, each with its one colour for figures, the report and the terminal.
 
-Seven roles come with the package. A task can add another: `NOISE = Role.add("noise", "#CC79A7", "to ignore")`.
+Nine roles come with the package. A task can add another: `NOISE = Role.add("noise", "#CC79A7", "to ignore")`.
 """
 
 import re
@@ -40,6 +40,8 @@ class Role(int, metaclass=_Listed):
     START: ClassVar["Role"]
     BLOCK: ClassVar["Role"]
     PAIR: ClassVar["Role"]
+    SEPARATOR: ClassVar["Role"]
+    SYMBOL: ClassVar["Role"]
 
     def __new__(cls, number: int) -> "Role":
         roles = list(_KNOWN.values())
@@ -91,3 +93,5 @@ Role.QUERY = Role.add("query", "#009E73", "a key again: its value is asked for")
 Role.START = Role.add("start", "#CC79A7", "the first token, always the same")
 Role.BLOCK = Role.add("block", "#56B4E9", "a token of the block that is repeated")
 Role.PAIR = Role.add("pair", "#A6761D", "a key and its value in one token")
+Role.SEPARATOR = Role.add("separator", "#8C6BB1", "stands between strings")
+Role.SYMBOL = Role.add("symbol", "#4E9A57", "a token of a string")
