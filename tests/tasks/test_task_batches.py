@@ -20,6 +20,8 @@ TASKS = {
     "fuzzy_recall": {},
     "selective_copy": {},
     "copy": {},
+    "regbench": {"strings": (3, 5), "lengths": (4, 9)},
+    "ginc": {"length": 40},
 }
 names = pytest.mark.parametrize("name", list(TASKS))
 

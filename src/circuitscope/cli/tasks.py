@@ -67,6 +67,8 @@ def show(
     console.print(f"[bold]{name}[/bold]: {_about(cls)}")
     for row in range(count):
         console.print(_example(batch, row))
+        for line in shown.remarks(batch, row):
+            console.print(line, markup=False, soft_wrap=True)
     console.print(_legend(cls.roles))
 
 

@@ -18,12 +18,14 @@ from circuitscope.tasks.compound import CompoundRecall
 from circuitscope.tasks.copy import Copy
 from circuitscope.tasks.decision_tree import DecisionTree
 from circuitscope.tasks.fuzzy import FuzzyRecall
+from circuitscope.tasks.ginc import GINC
 from circuitscope.tasks.induction import Induction
 from circuitscope.tasks.linear_regression import LinearRegression, SparseLinear
 from circuitscope.tasks.measure import Measure
 from circuitscope.tasks.mqar import AR, MQAR
 from circuitscope.tasks.outliers import ManyOutlier, OrthogonalOutlier
 from circuitscope.tasks.recall import Recall, any_value
+from circuitscope.tasks.regbench import RegBench
 from circuitscope.tasks.roles import Role
 from circuitscope.tasks.selective_copy import SelectiveCopy
 from circuitscope.tasks.sparse_parity import SparseParity
@@ -36,6 +38,7 @@ from circuitscope.tasks.vector_task import VectorModel, VectorTask
 
 __all__ = [
     "AR",
+    "GINC",
     "MQAR",
     "NO_LABEL",
     "TASKS",
@@ -54,6 +57,7 @@ __all__ = [
     "Metric",
     "OrthogonalOutlier",
     "Recall",
+    "RegBench",
     "Role",
     "SelectiveCopy",
     "SparseLinear",

@@ -163,6 +163,10 @@ class Task(Section):
         own = cls.model_fields["name"].default
         return own if isinstance(value, str) and value.replace("-", "_") == own else value
 
+    def remarks(self, batch: Batch, row: int) -> list[str]:
+        """Lines that `circuitscope tasks show` prints below an example: what its tokens alone do not tell."""
+        return []
+
     @model_validator(mode="after")
     def _known_version(self) -> "Task":
         if self.version != self.current_version:

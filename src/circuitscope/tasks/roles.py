@@ -1,6 +1,6 @@
 """The roles of positions in a sequence, each with its one colour for figures, the report and the terminal.
 
-Eleven roles come with the package. A task can add another: `NOISE = Role.add("noise", "#CC79A7", "to ignore")`.
+Thirteen roles come with the package. A task can add another: `NOISE = Role.add("noise", "#CC79A7", "to ignore")`.
 """
 
 import re
@@ -44,6 +44,8 @@ class Role(int, metaclass=_Listed):
     OUTPUT: ClassVar["Role"]
     HIDDEN: ClassVar["Role"]
     OUTLIER: ClassVar["Role"]
+    SEPARATOR: ClassVar["Role"]
+    SYMBOL: ClassVar["Role"]
 
     def __new__(cls, number: int) -> "Role":
         roles = list(_KNOWN.values())
@@ -99,3 +101,5 @@ Role.INPUT = Role.add("input", "#7570B3", "x: the value of a function there is a
 Role.OUTPUT = Role.add("output", "#E7298A", "y, the value of the function at the x before it")
 Role.HIDDEN = Role.add("hidden", "#1B9E77", "s, what the function computes on its way from x to y")
 Role.OUTLIER = Role.add("outlier", "#8C8C5A", "x or y that says nothing about the function")
+Role.SEPARATOR = Role.add("separator", "#8C6BB1", "stands between strings")
+Role.SYMBOL = Role.add("symbol", "#4E9A57", "a token of a string")
