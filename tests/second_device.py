@@ -125,7 +125,7 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return func(*held_args, **held_kwargs)
     if packet is aten.index and any(x is not None and x.dtype == torch.bool for x in args[1]):
         _crossed.waits["index by a mask"] += 1
-    out = func(*held_args, **held_kwargs)
+    out = OWN.get(packet, func)(*held_args, **held_kwargs)
     if packet is aten._to_copy and asked is not None and torch.device(asked).type == "cpu":
         _crossed.to_cpu += 1
         return out.clone() if out is held_args[0] else out
@@ -134,6 +134,56 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return args[0]
     out = tree_map(lambda x: OnSecond(x) if isinstance(x, torch.Tensor) else x, out)
     return return_and_correct_aliasing(func, args, kwargs, out)
+
+
+# -- kernels that a CPU does not have ------------------------------------------------------------------
+
+
+def _lstm_cell(
+    by_input: torch.Tensor,
+    by_state: torch.Tensor,
+    cx: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    state_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One step of an LSTM, which torch fuses on every device but the CPU: h, c and the four gates."""
+    total = by_input + by_state
+    for bias in (input_bias, state_bias):
+        total = total if bias is None else total + bias
+    i, f, g, o = total.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    cy = f * cx + i * g
+    return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
+
+
+def _lstm_cell_backward(
+    grad_hy: torch.Tensor | None,
+    grad_cy: torch.Tensor | None,
+    cx: torch.Tensor,
+    cy: torch.Tensor,
+    gates: torch.Tensor,
+    has_bias: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Gradients of what the gates add up, of the state c before the step, and of the bias."""
+    i, f, g, o = gates.chunk(4, 1)
+    bent = cy.tanh()
+    zero = torch.zeros_like(cy)
+    grad_hy, grad_cy = (zero if grad is None else grad for grad in (grad_hy, grad_cy))
+    d_c = grad_cy + grad_hy * o * (1 - bent.square())
+    of_gates = [
+        d_c * g * i * (1 - i),
+        d_c * cx * f * (1 - f),
+        d_c * i * (1 - g.square()),
+        grad_hy * bent * o * (1 - o),
+    ]
+    d_gates = torch.cat(of_gates, 1)
+    return d_gates, d_c * f, d_gates.sum(0) if has_bias else None
+
+
+OWN = {aten._thnn_fused_lstm_cell: _lstm_cell, aten._thnn_fused_lstm_cell_backward_impl: _lstm_cell_backward}
+
+
+# -- copies that the mode does not see ------------------------------------------------------------------
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

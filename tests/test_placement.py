@@ -1,10 +1,12 @@
 """Every preset computes where its model is: on a device that is not the CPU, has no float64 and does not like to wait.
 
 `second_device.py` is that device. It has values, so what comes out must equal what the CPU computes, up to rounding: on
-the CPU other kernels serve. Values come to the CPU at once for a whole batch, and not head by head.
+the CPU other kernels serve. Values come to the CPU at once for a whole batch, and not head by head: READ says how often
+for each way of reading a model. A new one is a line there.
 """
 
-import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,27 +14,87 @@ import torch
 
 import circuitscope as cs
 from circuitscope import devices
+from circuitscope.analysis.causal.battery import causal_rows
 from circuitscope.analysis.causal.circuit import find_circuit
 from circuitscope.analysis.causal.interventions import ablate, knock_out
 from circuitscope.analysis.causal.patching import attribution_patching, interchange
 from circuitscope.analysis.decay.rows import decay_rows
 from circuitscope.analysis.probes.activations import collect
 from circuitscope.analysis.probes.targets import ProbeExamples
+from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.rows import score_rows
 from second_device import OnSecond, second_device
 
-TASK = cs.task("mqar", length=12, pairs=2, vocab_size=32)
-DATA = HeldOut(TASK, longest=12, sequences=3)
+TASK = cs.task("mqar", length=16, pairs=2, updates=1, vocab_size=32)
+DATA = HeldOut(TASK, longest=16, sequences=3)
+BATCH = DATA.own
 NAMES = check_scores(None, TASK)
+EXAMPLES = np.arange(3)
+HOOKS = ["blocks.0.hook_resid_pre", "blocks.0.hook_mixer_out"]
 
 
-# On a device torch computes an LSTM by a fused kernel, which the CPU behind the second device does not have.
-@pytest.fixture(params=[name for name in cs.models.names() if name != "lstm"])
+class Way(NamedTuple):
+    """A way of reading a model: what it finds, and how often that may come to the CPU."""
+
+    numbers: Callable[[cs.HookedLM], list[float]]
+    crossings: int = 1
+
+
+def measures(model):
+    return [measure.mean() for measure in TASK.measures(model, BATCH).values()]
+
+
+def scores(model):
+    return [row["value"] for row in score_rows(model, DATA, NAMES)]
+
+
+def decay(model):
+    """Without what a fit makes of entries so small that rounding decides about them."""
+    rates = ("profile", "transition_norm", "gradient_reach", "mean_distance")
+    return [row["value"] for row in decay_rows(model, BATCH.tokens) if row["quantity"] in rates]
+
+
+def battery(model):
+    """Without the effect of patches, which divides by a gap that an untrained model hardly has."""
+    return [row["value"] for row in causal_rows(model, BATCH) if row["unit"] != "effect"]
+
+
+def interventions(model):
+    found = [ablate(model, BATCH, layer=0, how=how, frozen=False) for how in ("zero", "mean", "resample")]
+    if not any(reading.no_phi for _, reading in opened(model).walk(BATCH.tokens[:1])):
+        found.append(knock_out(model, BATCH, "recall", layer=0))
+    return [number for effect in found for number in (effect.before, effect.after)]
+
+
+def patches(model):
+    found = [interchange(model, BATCH, by="all"), attribution_patching(model, BATCH)]
+    return [moved for table in found for moved in table.moved]
+
+
+def activations(model):
+    at = ProbeExamples(sequence=EXAMPLES, pos=EXAMPLES + 4, anchor=EXAMPLES + 4, label=EXAMPLES, identity=EXAMPLES)
+    return [x for part in collect(model, BATCH.tokens, HOOKS, {"query": at}).values() for x in part.flatten()]
+
+
+READ = {
+    "evaluation": Way(lambda model: [*TASK.evaluate(model, BATCH)]),
+    "measures": Way(measures),
+    "scores": Way(scores, 5),  # own sequences, repeated blocks, copying on both, and the weights of all heads
+    "decay": Way(decay),
+    "battery": Way(battery),
+    "interventions": Way(interventions, 4),  # one for each
+    "patching": Way(patches, 2),  # one for each
+    "activations": Way(activations),
+}
+SLOW = ("battery",)
+
+
+@pytest.fixture(scope="module", params=cs.models.names())
 def models(request):
     """The model of a preset on the CPU, and the same on a second device without float64."""
-    here = cs.model(request.param, d_model=32, vocab_size=32, max_length=12).eval()
-    there = cs.model(request.param, d_model=32, vocab_size=32, max_length=12).eval()
+    here = cs.model(request.param, d_model=32, vocab_size=32, max_length=16).eval()
+    there = cs.model(request.param, d_model=32, vocab_size=32, max_length=16).eval()
     before = set(devices.WITHOUT_FLOAT64)
     devices.WITHOUT_FLOAT64.add("second")
     with second_device(float64=False) as crossed:
@@ -46,82 +108,41 @@ def close(ours, theirs):
     return np.allclose(a, b, rtol=2e-3, atol=2e-4, equal_nan=True)
 
 
-def test_a_training_step_crosses_never_and_an_evaluation_once(models):
+def test_a_training_step_never_crosses(models):
     here, there, crossed = models
-    expected, _ = TASK.loss(here, DATA.own)
+    expected, _ = TASK.loss(here, BATCH)
     expected.backward()
-    batch = DATA.own.to("second")
+    batch = BATCH.to("second")
     crossed.reset()
     loss, metric = TASK.loss(there, batch)
     loss.backward()
     metric()
     assert crossed.total == 0
-    found = TASK.evaluate(there, batch)
-    assert (crossed.to_cpu, crossed.waits.total()) == (1, 0)
-    assert close(found, TASK.evaluate(here, DATA.own))
     assert close(loss.item(), expected.item())
     for ours, theirs in zip(there.parameters(), here.parameters(), strict=True):
         assert isinstance(ours, OnSecond)
         assert theirs.grad is None or close(ours.grad.tolist(), theirs.grad.tolist())
 
 
-def test_scores_cross_once_for_each_set_of_sequences(models):
+@pytest.mark.parametrize("way", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in READ])
+def test_what_is_read_is_that_of_the_cpu_and_crosses_once_for_a_batch(models, way):
     here, there, crossed = models
-    expected = list(score_rows(here, DATA, NAMES))
     crossed.reset()
-    found = list(score_rows(there, DATA, NAMES))
-    assert crossed.waits.total() == 0
-    assert crossed.to_cpu <= 5  # own sequences, repeated blocks, copying on both, and the weights of all heads
-    assert [(r["layer"], r["head"], r["score"]) for r in found] == [
-        (r["layer"], r["head"], r["score"]) for r in expected
-    ]
-    assert close([row["value"] for row in found], [row["value"] for row in expected])
-
-
-def test_decay_crosses_once_for_each_matrix_transition_and_gradient(models):
-    here, there, crossed = models
-    expected = decay_rows(here, DATA.own.tokens)
-    crossed.reset()
-    found = decay_rows(there, DATA.own.tokens)
-    assert crossed.waits.total() == 0
-    assert crossed.to_cpu <= 4 * there.config.n_layers
-    rates = ("profile", "transition_norm", "gradient_reach", "mean_distance")
-    values = [[row["value"] for row in rows if row["quantity"] in rates] for rows in (found, expected)]
-    assert close(*values)
+    found = READ[way].numbers(there)
+    assert not crossed.waits
+    assert crossed.to_cpu <= READ[way].crossings
+    assert close(found, READ[way].numbers(here))
 
 
 @pytest.mark.slow
-def test_circuit_interventions_patching_and_activations_compute_where_the_model_is(models):
+def test_a_circuit_crosses_once_for_each_of_its_decisions(models):
+    """For each step and place after the value: which layers cost enough, then which of their heads do."""
     here, there, crossed = models
     crossed.reset()
-    found = find_circuit(there, DATA.own)
-    assert crossed.waits.total() == 0
-    tried = found.tried
-    assert crossed.to_cpu <= 2 * 4 + len(tried) + 1  # weights at each offset, one for each knockout, the composition
-    expected = find_circuit(here, DATA.own).tried
-    assert close([part.weight for part in tried], [part.weight for part in expected])
-    for how in ("mean", "resample"):
-        crossed.reset()
-        effect = ablate(there, DATA.own, layer=0, how=how, frozen=False)
-        assert (crossed.to_cpu, crossed.waits.total()) == (1, 0)
-        assert math.isfinite(effect.lost)
-    if tried:
-        crossed.reset()
-        knock_out(there, DATA.own, "recall", layer=tried[0].layer)
-        assert (crossed.to_cpu, crossed.waits.total()) == (1, 0)
-    for patching in (interchange, attribution_patching):
-        crossed.reset()
-        table = patching(there, DATA.own)
-        assert (crossed.to_cpu, crossed.waits.total()) == (1, 0)
-        assert close(table.moved, patching(here, DATA.own).moved)
-    at = np.arange(3)
-    examples = {"query": ProbeExamples(sequence=at, pos=at + 4, anchor=at + 4, label=at, identity=at)}
-    hooks = ["blocks.0.hook_resid_pre", "blocks.0.hook_mixer_out"]
-    crossed.reset()
-    features = collect(there, DATA.own.tokens, hooks, examples)
-    assert (crossed.to_cpu, crossed.waits.total()) == (1, 0)
-    for place, expected in collect(here, DATA.own.tokens, hooks, examples).items():
-        assert close(features[place], expected)
+    found = find_circuit(there, BATCH).tried
+    assert not crossed.waits
+    assert crossed.to_cpu <= 2 * len({part.edges for part in found}) + 1  # at last, whether two heads compose
+    assert close([part.weight for part in found], [part.weight for part in find_circuit(here, BATCH).tried])
 
 
 def test_the_second_device_refuses_what_a_gpu_refuses():
@@ -145,3 +166,42 @@ def test_everything_comes_to_the_cpu_by_one_transfer():
         found = devices.on_cpu([x.to("second") for x in given])
         assert crossed.to_cpu == 1
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, given, strict=True))
+
+
+def test_what_is_handed_to_a_transfer_comes_at_once_and_in_order():
+    used = []
+    with second_device() as crossed:
+        with devices.Transfer() as transfer:
+            for number in range(3):
+                transfer.then([torch.full((2,), float(number), device="second")], used.extend)
+            transfer.then([], lambda _: used.append("all that came before"))
+            transfer.then([torch.tensor(7.0)], used.extend)
+            assert not used
+        assert (crossed.to_cpu, crossed.waits.total()) == (1, 0)
+    assert used[3] == "all that came before"
+    assert [x.tolist() for x in (*used[:3], used[4])] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], 7.0]
+
+
+def test_a_transfer_does_not_pile_up_what_is_on_the_cpu_nor_more_than_it_may_hold():
+    used = []
+    with devices.Transfer() as transfer:
+        transfer.then([torch.ones(2)], used.extend)
+        assert len(used) == 1
+    with second_device() as crossed, devices.Transfer(most=10) as transfer:
+        transfer.then([torch.ones(2, device="second")], used.extend)
+        assert (len(used), crossed.to_cpu) == (1, 0)
+        transfer.then([torch.ones(1, device="second")], used.extend)
+        assert (len(used), crossed.to_cpu) == (3, 1)
+
+
+def test_a_transfer_uses_nothing_after_an_error():
+    used = []
+
+    def fails():
+        with devices.Transfer() as transfer:
+            transfer.then([torch.ones(2, device="second")], used.extend)
+            raise ZeroDivisionError
+
+    with second_device(), pytest.raises(ZeroDivisionError):
+        fails()
+    assert not used

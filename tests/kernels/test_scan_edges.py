@@ -5,6 +5,7 @@ import pytest
 import torch
 from test_selective_scan import SHAPES, inputs
 
+from circuitscope.kernels import scan_edges
 from circuitscope.kernels.edge_sums import EdgeList, EdgeSums, Surroundings, edge_sums, edge_sums_reference
 from circuitscope.kernels.scan_edges import selective_scan_edge_sums
 from circuitscope.kernels.selective_scan import selective_scan_phi_reference
@@ -62,6 +63,17 @@ def test_sums_of_the_scan_are_those_of_its_matrix(shape, width):
     assert (whole is None) == (around is None)
     if around is not None and whole is not None:
         close(whole, edge_sums_reference(around(phi), edges))
+
+
+def test_where_no_kernel_serves_a_few_channels_are_read_at_a_time(monkeypatch):
+    monkeypatch.setattr(scan_edges, "_ENTRIES", 2 * 9 * 9 * 2)  # two channels
+    _, dt, A, B, C, D, _ = (tensor.double() for tensor in inputs(2, 9, 5, 4))
+    edges = some_edges(2, 9)
+    around = Surroundings(*(torch.randn(2, 5, 9).double() for _ in range(2)), torch.randn(5, 4).double())
+    bare, whole = selective_scan_edge_sums(dt, A, B, C, D, edges, around)
+    phi = selective_scan_phi_reference(dt, A, B, C, D)
+    close(bare, edge_sums_reference(phi, edges))
+    close(whole, edge_sums_reference(around(phi), edges))
 
 
 def test_other_dtypes_go_through_the_reference():

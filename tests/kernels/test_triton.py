@@ -73,10 +73,10 @@ def test_every_kernel_compiles_for_a_gpu_in_both_precisions(gpu, monkeypatch, tm
     from triton import knobs
     from triton.runtime.jit import JITFunction
 
-    from circuitscope.kernels.triton import scans, selective_scan, selective_scan_phi, wkv
+    from circuitscope.kernels.triton import scan_edges, scans, selective_scan, selective_scan_phi, wkv
 
     monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))  # nothing that was compiled before counts
-    modules = (selective_scan, selective_scan_phi, wkv, scans)
+    modules = (selective_scan, selective_scan_phi, scan_edges, wkv, scans)
     made: dict[str, bytes] = {}
     for module in modules:
         for name, kernel in list(vars(module).items()):
@@ -97,6 +97,7 @@ def test_every_kernel_compiles_for_a_gpu_in_both_precisions(gpu, monkeypatch, tm
         selective_scan_phi.phi_mean(x, A, B, B)
         selective_scan_phi.phi_profile(x, A, B, B)
         selective_scan_phi.phi_on_edges(x, A, B, B, None, edge, edge, edge)
+        scan_edges.composed_on_edges(x, A, B, B, x[0, 0], x.mT, x.mT, A[:, :4], edge, edge, edge)
         wkv.wkv(x[0, 0], x[0, 0], x, x).sum().backward()
         scans.linear_scan(x, x).sum().backward()
         z = torch.complex(x, x)
@@ -136,6 +137,6 @@ def test_on_a_cpu_nothing_needs_triton_and_its_backends_say_that_it_is_not_insta
 def test_every_function_that_a_backend_names_is_there():
     """A name that is misspelled would be taken for a kernel that cannot be imported."""
     ours = [value for value in vars(backends).values() if getattr(value, "package", "") == "triton"]
-    assert len(ours) == 8
+    assert len(ours) == 9
     for backend in ours:
         assert backend._import()[1] == ""

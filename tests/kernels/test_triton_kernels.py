@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from circuitscope.kernels import scan_edges as sums
+from circuitscope.kernels.edge_sums import EdgeList, Surroundings, edge_sums_reference
 from circuitscope.kernels.linear_scan import linear_scan_reference
 from circuitscope.kernels.selective_scan import selective_scan_phi_reference, selective_scan_reference
 from circuitscope.kernels.wkv import wkv_reference
@@ -19,11 +21,12 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
 triton = pytest.importorskip("triton")
 
-from circuitscope.kernels.triton import scans, selective_scan, selective_scan_phi, wkv  # noqa: E402
+from circuitscope.kernels.triton import scan_edges, scans, selective_scan, selective_scan_phi, wkv  # noqa: E402
 
 KERNELS = {
     selective_scan: {"_scan_forward", "_scan_backward"},
     selective_scan_phi: {"_phi_rows", "_phi_mean", "_phi_on_edges", "_phi_profile", "_phi_backward"},
+    scan_edges: {"_composed_on_edges", "_composed_mass"},
     wkv: {"_wkv_forward", "_wkv_backward"},
     scans: {"_scan_columns", "_scan_delta"},
 }
@@ -238,6 +241,70 @@ def test_an_edge_from_a_later_position_has_no_weight_and_no_edges_are_no_entries
     later = [torch.tensor([index], device=DEVICE) for index in (0, 1, 3)]
     assert not selective_scan_phi.phi_on_edges(*args, *later)[0].any()
     assert selective_scan_phi.phi_on_edges(*args, *(index[:0] for index in later))[0].shape == (0, 2)
+
+
+def surroundings(batch: int, length: int, channels: int, width: int) -> Surroundings:
+    return Surroundings(draw(11, batch, channels, length), draw(12, batch, channels, length), draw(13, channels, width))
+
+
+def every_third_edge(batch: int, length: int) -> EdgeList:
+    """Of two sets, and also with sources after the destination."""
+    sequence, dest, src = (part[::3] for part in torch.ones(batch, length, length).nonzero(as_tuple=True))
+    counts = torch.bincount(sequence * length + dest, minlength=batch * length)
+    start = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
+    return EdgeList(start.numpy(), src.numpy(), (torch.arange(len(src)) % 2).numpy(), 2, length)
+
+
+@BOTH
+@pytest.mark.parametrize(("shape", "width"), [((1, 1, 1, 1), 1), ((1, 9, 2, 16), 4), ((2, 3, 5, 40), 4)])
+def test_what_surrounds_the_scan_on_edges(shape, width, dtype):
+    """Lengths shorter than the conv, of more than one block of sources, and channels of more than one block."""
+    batch, length, channels, _ = shape
+    given = [a.to(dtype) for a in scan_inputs(*shape)[1:6]]
+    around = Surroundings(*(a.to(dtype) for a in surroundings(batch, length, channels, width)))
+    matrix = Surroundings(*(a.double() for a in around))(selective_scan_phi_reference(*(a.double() for a in given)))
+    at = every_third_edge(batch, length).indices(torch.device("cpu"))
+    args = [a.to(DEVICE) for a in (*given, *around, *at)]
+    entries, mass = scan_edges.composed_on_edges(*args)
+    sequence, dest, src = at
+    for got, want in ((entries, matrix[sequence, :, dest, src]), (mass, matrix.abs().sum(-1))):
+        assert got.shape == want.shape
+        assert got.dtype == dtype
+        assert (got.cpu() - want).abs().max() <= 3 * TOLERANCES[dtype] * want.abs().max()
+
+
+@pytest.mark.parametrize(("delta", "rate"), [(50.0, -1000.0), (0.0, -1.0), (0.1, -1e-6)])
+def test_extremes_of_what_surrounds_the_scan(delta, rate):
+    _, dt, A, B, C, D, _ = scan_inputs(1, 18, 2, 2)
+    given = [a.float() for a in (dt / dt.mean() * delta, A * -rate, B, C, D)]
+    around = Surroundings(*(a.float() for a in surroundings(1, 18, 2, 4)))
+    matrix = Surroundings(*(a.double() for a in around))(selective_scan_phi_reference(*(a.double() for a in given)))
+    sequence, dest, src = every_third_edge(1, 18).indices(torch.device("cpu"))
+    entries, mass = scan_edges.composed_on_edges(*(a.to(DEVICE) for a in (*given, *around, sequence, dest, src)))
+    assert (mass.cpu() - matrix.abs().sum(-1)).abs().max() <= 2e-5 * matrix.abs().sum(-1).max()
+    assert (entries.cpu() - matrix[sequence, :, dest, src]).abs().max() <= 2e-5 * matrix.abs().max()
+
+
+def test_views_of_what_surrounds_the_scan_give_the_same_bits_and_no_edges_are_no_entries():
+    args = [a.float().to(DEVICE) for a in (*scan_inputs(2, 5, 3, 2)[1:6], *surroundings(2, 5, 3, 4))]
+    views = [a.mT.contiguous().mT if a.ndim > 1 else torch.stack([a, a], 1)[:, 0] for a in args]
+    at = [index.to(DEVICE) for index in every_third_edge(2, 5).indices(torch.device("cpu"))]
+    assert all(map(torch.equal, scan_edges.composed_on_edges(*args, *at), scan_edges.composed_on_edges(*views, *at)))
+    assert scan_edges.composed_on_edges(*args, *(index[:0] for index in at))[0].shape == (0, 3)
+
+
+@pytest.mark.parametrize("width", [None, 4])
+def test_scores_of_the_scan_by_these_kernels_are_those_of_its_matrix(width):
+    dt, A, B, C, D = (a.float() for a in scan_inputs(2, 9, 3, 4)[1:6])
+    around = None if width is None else Surroundings(*(a.float() for a in surroundings(2, 9, 3, width)))
+    edges = every_third_edge(2, 9)
+    there = None if around is None else Surroundings(*(a.to(DEVICE) for a in around))
+    found = sums._by_triton(*(a.to(DEVICE) for a in (dt, A, B, C, D)), edges, there)
+    phi = selective_scan_phi_reference(dt, A, B, C, D)
+    for ours, matrix in zip(found, (phi, None if around is None else around(phi)), strict=True):
+        assert (ours is None) == (matrix is None)
+        for got, want in () if matrix is None else zip(ours, edge_sums_reference(matrix, edges), strict=True):
+            torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-5)
 
 
 # -- WKV ----------------------------------------------------------------------------------------------

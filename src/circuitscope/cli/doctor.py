@@ -101,7 +101,7 @@ def _check(device: "torch.device") -> None:
     from itertools import chain
 
     from circuitscope.checkup.findings import as_markdown
-    from circuitscope.checkup.kernels import check_kernels
+    from circuitscope.checkup.kernels import ALLOWED, check_kernels
     from circuitscope.checkup.training import check_speed, check_training
     from circuitscope.errors import RunFailed
 
@@ -111,8 +111,15 @@ def _check(device: "torch.device") -> None:
         if sys.stderr.isatty():
             print(f"{found.what}: {found.result}", file=sys.stderr)
     wrong = sum(found.right is False for found in findings)
+    bounds = "; ".join(
+        f"{str(dtype).removeprefix('torch.')} at most {most:.0e}, gradients {of_gradients:.0e}"
+        for dtype, (most, of_gradients) in ALLOWED.items()
+    )
     print(
-        f"\n{_versions(device)}\n\n{as_markdown(findings)}\n\nchecked in {time.monotonic() - began:.0f} s", flush=True
+        f"\n{_versions(device)}\n\n{as_markdown(findings)}\n\n"
+        f"Errors of kernels are shares of the largest number that should come out: {bounds}.\n"
+        f"Checked in {time.monotonic() - began:.0f} s.",
+        flush=True,
     )
     if wrong:
         raise RunFailed(f"{wrong} of {len(findings)} checks went wrong; please open an issue with the table above")

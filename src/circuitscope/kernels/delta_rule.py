@@ -16,6 +16,7 @@ from torch import Tensor
 from circuitscope.devices import widest
 from circuitscope.kernels.backends import FLA_DELTA, FLA_GATED_DELTA, TRITON_DELTA_STATES
 from circuitscope.kernels.once import differentiable_once
+from circuitscope.kernels.running_sum import running_sum
 from circuitscope.kernels.ssd import segment_decay, split_chunks
 
 
@@ -196,7 +197,7 @@ class _Chunk(torch.autograd.Function):
         else:
             log_a = _heads_first(g[..., None], wide)[..., 0]
             decay = segment_decay(log_a)
-            e, w = log_a.cumsum(-1).exp_()[..., None], decay[:, -1, :, None]
+            e, w = running_sum(log_a).exp_()[..., None], decay[:, -1, :, None]
             P *= decay
             N *= decay
         N.tril_(-1)
@@ -274,7 +275,7 @@ class _Chunk(torch.autograd.Function):
                 dS0 += dS1 if e is None else e[:, -1:] * dS1
         d_g = None
         if d_total is not None:
-            d_g = _heads_back(d_total.flip(-1).cumsum(-1).flip(-1)[..., None], heads)[..., 0]
+            d_g = _heads_back(running_sum(d_total.flip(-1)).flip(-1)[..., None], heads)[..., 0]
         return (
             _heads_back(dQ, heads) * ctx.scale,
             _heads_back(dK, heads),

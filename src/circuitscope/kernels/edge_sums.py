@@ -9,6 +9,7 @@ all zeros counts as having the sum 1. `edge_sums` reads a matrix that exists; ke
 one by one hand them to `add_row` and never hold the matrix.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +42,11 @@ class EdgeList(NamedTuple):
         """The number of sequences."""
         return (len(self.start) - 1) // max(1, self.length)
 
+    def indices(self, device: torch.device) -> tuple[Int[Tensor, " edge"], Int[Tensor, " edge"], Int[Tensor, " edge"]]:
+        """Sequence, destination and source of every edge."""
+        row = torch.from_numpy(np.repeat(np.arange(len(self.start) - 1), np.diff(self.start))).to(device)
+        return row // self.length, row % self.length, torch.from_numpy(self.src).long().to(device)
+
 
 class EdgeSums(NamedTuple):
     """The sums of one matrix per unit: of each set, and of all units together."""
@@ -59,6 +65,14 @@ class EdgeSums(NamedTuple):
             torch.zeros(of_sets),
             torch.zeros(len(edges.src), dtype=torch.float64),
             torch.zeros(edges.batch, edges.length, dtype=torch.float64),
+        )
+
+    @staticmethod
+    def joined(parts: Sequence["EdgeSums"]) -> "EdgeSums":
+        """The sums of all units from those of slices of them."""
+        signed, size, entries, mass = zip(*parts, strict=True)
+        return EdgeSums(
+            torch.cat(signed, dim=2), torch.cat(size, dim=2), sum(entries[1:], entries[0]), sum(mass[1:], mass[0])
         )
 
     def arrays(self) -> tuple[Any, ...]:
@@ -81,15 +95,20 @@ class Surroundings(NamedTuple):
 
 def edge_sums_reference(matrix: Float[Tensor, "batch unit dest src"], edges: EdgeList) -> EdgeSums:
     """The equations above."""
-    size, device = matrix.abs(), matrix.device
-    mass = size.sum(-1)
-    row = torch.from_numpy(np.repeat(np.arange(len(edges.start) - 1), np.diff(edges.start))).to(device)
-    src, of = (torch.from_numpy(array).long().to(device) for array in (edges.src, edges.of))
-    sequence, dest = row // edges.length, row % edges.length
-    entries = matrix[sequence, :, dest, src]
+    sequence, dest, src = edges.indices(matrix.device)
+    return sums_of_entries(matrix[sequence, :, dest, src], matrix.abs().sum(-1), edges)
+
+
+def sums_of_entries(
+    entries: Float[Tensor, "edge unit"], mass: Float[Tensor, "batch unit dest"], edges: EdgeList
+) -> EdgeSums:
+    """The sums, from the entries at the edges and the sum of sizes of every row."""
+    sequence, dest, _ = edges.indices(mass.device)
+    units = entries.shape[1]
     share = entries / torch.where(mass > 0, mass, 1)[sequence, :, dest]
-    zeros = share.new_zeros(edges.sets * edges.batch, matrix.shape[1])
-    at, shape = of * edges.batch + sequence, (edges.sets, edges.batch, matrix.shape[1])
+    zeros = share.new_zeros(edges.sets * edges.batch, units)
+    of = torch.from_numpy(edges.of).long().to(mass.device)
+    at, shape = of * edges.batch + sequence, (edges.sets, edges.batch, units)
     return EdgeSums(
         zeros.index_add(0, at, share).view(shape),
         zeros.index_add(0, at, share.abs()).view(shape),

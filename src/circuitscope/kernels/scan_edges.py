@@ -15,12 +15,21 @@ from jaxtyping import Float
 from numba import prange
 from torch import Tensor
 
-from circuitscope.kernels.backends import NUMBA
-from circuitscope.kernels.edge_sums import EdgeList, EdgeSums, Surroundings, add_row, edge_sums_reference
+from circuitscope.kernels.backends import NUMBA, TRITON_COMPOSED_ON_EDGES, TRITON_PHI_ON_EDGES, at_least_float32
+from circuitscope.kernels.edge_sums import (
+    EdgeList,
+    EdgeSums,
+    Surroundings,
+    add_row,
+    edge_sums_reference,
+    sums_of_entries,
+)
 from circuitscope.kernels.numba_simd import LANES, broadcast, exp2, kernel, load, pad_last, splat, store, task
 from circuitscope.kernels.selective_scan import LOG2_E, check_scan, selective_scan_phi
+from circuitscope.kernels.selective_scan_sums import slices_of_channels
 
 _ROWS = 8  # `_next_rows` names its accumulators one by one; a block has as many columns of its own as a vector lanes
+_ENTRIES = 16_000_000  # of Φ that are built at once where neither Numba nor Triton serves: 64 MB
 _ONE = np.eye(_ROWS, dtype=np.float32)
 
 
@@ -36,15 +45,17 @@ def selective_scan_edge_sums(
 ) -> tuple[EdgeSums, EdgeSums | None]:
     """The sums of Φ and, if its surroundings are given, of M, for every channel and without gradients.
 
-    Memory is that of the arguments and of the sums: no matrix is built on a CPU.
+    Memory is that of the arguments and of the sums where Numba or Triton computes. Elsewhere Φ is built for a few
+    channels at a time.
     """
     check_scan(dt, A, B, C, D)
     batch, length, channels = dt.shape
     if (batch, length) != (edges.batch, edges.length):
         raise ValueError(f"the edges are of {edges.batch} sequences of length {edges.length}, dt is {list(dt.shape)}")
+    if TRITON_COMPOSED_ON_EDGES.serves(dt, state=A.shape[1]):
+        return _by_triton(dt, A, B, C, D, edges, around)
     if not NUMBA.serves(dt):
-        phi = selective_scan_phi(dt, A, B, C, D)
-        return edge_sums_reference(phi, edges), None if around is None else edge_sums_reference(around(phi), edges)
+        return _by_slices(dt, A, B, C, D, edges, around)
     bare, whole = EdgeSums.empty(edges, channels), EdgeSums.empty(edges, channels if around else 0)
     given = around or Surroundings(*(dt.new_zeros(shape) for shape in ((1, 1, LANES), (1, 1, LANES), (1, 1))))
     arrays = [
@@ -57,6 +68,32 @@ def selective_scan_edge_sums(
     ]
     _sum_rows(*(a.numpy() for a in arrays), around is not None, _ONE, *edges[:3], *bare.arrays(), *whole.arrays())
     return bare, whole if around else None
+
+
+def _by_triton(
+    dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, edges: EdgeList, around: Surroundings | None
+) -> tuple[EdgeSums, EdgeSums | None]:
+    scan, at = at_least_float32(dt, A, B, C, D), edges.indices(dt.device)
+    entries, mass = TRITON_PHI_ON_EDGES(*scan, *at)
+    bare = sums_of_entries(entries, mass, edges)
+    if around is None:
+        return bare, None
+    given = (part.to(scan[0]) for part in around)
+    entries, mass = TRITON_COMPOSED_ON_EDGES(*scan, *given, *at)
+    return bare, sums_of_entries(entries, mass, edges)
+
+
+def _by_slices(
+    dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, edges: EdgeList, around: Surroundings | None
+) -> tuple[EdgeSums, EdgeSums | None]:
+    bare, whole = [], []
+    for part in slices_of_channels(dt, entries=_ENTRIES):
+        phi = selective_scan_phi(dt[..., part], A[part], B, C, D[part])
+        bare.append(edge_sums_reference(phi, edges))
+        if around is not None:
+            here = Surroundings(around.left[:, part], around.right[:, part], around.taps[part])
+            whole.append(edge_sums_reference(here(phi), edges))
+    return EdgeSums.joined(bare), EdgeSums.joined(whole) if around else None
 
 
 @task

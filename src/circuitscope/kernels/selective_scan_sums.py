@@ -69,8 +69,13 @@ def _slices(
     dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None
 ) -> Iterator[tuple[slice, Float[Tensor, "batch channel dest src"]]]:
     """Φ, a few channels at a time."""
-    batch, length, channels = dt.shape
-    step = max(1, SLICE // max(1, batch * length**2))
-    for start in range(0, channels, step):
-        part = slice(start, start + step)
+    for part in slices_of_channels(dt):
         yield part, selective_scan_phi(dt[..., part], A[part], B, C, None if D is None else D[part])
+
+
+def slices_of_channels(dt: Float[Tensor, "batch pos channel"], entries: int = SLICE) -> Iterator[slice]:
+    """Slices of channels so small that the Φ of each has at most so many entries; of one channel at least."""
+    batch, length, channels = dt.shape
+    step = max(1, entries // max(1, batch * length**2))
+    for start in range(0, channels, step):
+        yield slice(start, start + step)

@@ -14,8 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from circuitscope.devices import widened
-from circuitscope.kernels.backends import FLA_SSD, only_deterministic
+from circuitscope.kernels.backends import FLA_SSD
 from circuitscope.kernels.linear_scan import linear_scan
+from circuitscope.kernels.running_sum import running_sum
 
 
 def ssd_reference(
@@ -127,7 +128,7 @@ class _SegmentDecay(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, log_a: Tensor) -> Tensor:
-        total = _running_sum(widened(log_a))
+        total = running_sum(widened(log_a))
         future = torch.ones(2 * total.shape[-1:], dtype=torch.bool, device=total.device).triu_(1)
         decay = torch.sub(total[..., :, None], total[..., None, :]).to(log_a.dtype)
         decay.masked_fill_(future, float("-inf")).exp_()
@@ -139,14 +140,7 @@ class _SegmentDecay(torch.autograd.Function):
         (decay,) = ctx.saved_tensors
         E = grad * decay
         E.diagonal(dim1=-2, dim2=-1).zero_()  # Γ_ii is 1 whatever log_a is
-        return _running_sum((E.sum(-1) - E.sum(-2)).flip(-1)).flip(-1)
-
-
-def _running_sum(x: Float[Tensor, "... pos"]) -> Float[Tensor, "... pos"]:
-    """Σ_{k≤i} x_k. cumsum adds in no fixed order on CUDA; if only deterministic kernels may serve, it is a product."""
-    if x.device.type == "cuda" and only_deterministic():
-        return x @ torch.ones(2 * x.shape[-1:], dtype=x.dtype, device=x.device).triu()
-    return x.cumsum(-1)
+        return running_sum((E.sum(-1) - E.sum(-2)).flip(-1)).flip(-1)
 
 
 def split_chunks(length: int, chunk: int) -> tuple[int, int]:
@@ -180,7 +174,7 @@ def _ssd_chunked(
     y = ((scores * decay).flatten(2, 3) @ by_head).transpose(2, 3)  # b n i h p
 
     if count > 1 or initial is not None:
-        total = log_a.cumsum(-1)
+        total = running_sum(log_a)
         # What each chunk adds to the state by its end; heads of a group side by side, one product.
         to_end = decay[..., -1, :].movedim(-1, 2).reshape(batch, count, size, heads, 1)
         side_by_side = (to_end * u).unflatten(3, (groups, each)).transpose(2, 3).flatten(4)  # b n g j kp

@@ -166,7 +166,7 @@ class DeltaTransition(NamedTuple):
 
     k: Float[Tensor, "batch pos head d_key"]
     beta: Float[Tensor, "batch pos head"]
-    log_decay: Float[Tensor, "batch pos head"] | None
+    log_decay: Float[Tensor, "batch pos head"] | None = None
 
 
 @dataclass(frozen=True)

@@ -94,10 +94,11 @@ class Copy(TokenTask):
     def outcomes(self, batch: Batch, logits: Float[Tensor, "label vocab"]) -> dict[str, Float[Tensor, " label"]]:
         """Accuracy per character, the end mark included; and exact match, which stands at a sequence's last label."""
         found = super().outcomes(batch, logits)
-        where, _ = batch.labelled()
-        right, sequence = found[self.metric].cpu(), where // batch.length
-        wrong = torch.zeros(len(batch)).index_add(0, sequence, 1 - right)
-        last = torch.cat([sequence[1:] != sequence[:-1], torch.ones(1, dtype=torch.bool)])
+        right = found[self.metric]
+        sequence = batch.labelled()[0] // batch.length
+        last = torch.cat([sequence[1:] != sequence[:-1], torch.ones(1, dtype=torch.bool)]).to(right.device)
+        sequence = sequence.to(right.device)
+        wrong = right.new_zeros(len(batch)).index_add(0, sequence, 1 - right)
         return {**found, "exact match": (wrong == 0).float()[sequence].where(last, float("nan"))}
 
     def generate(self, key: int, examples: I64) -> Batch:

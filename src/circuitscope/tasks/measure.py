@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from circuitscope.devices import on_cpu
 from circuitscope.tasks.batch import Batch
 
 _DRAWS = 1000  # resampled sets of sequences behind an interval
@@ -24,7 +25,7 @@ class Measure:
     def at_labels(batch: Batch, values: Float[Tensor, " label"]) -> "Measure":
         """From a value at each label of a batch; where it is nan, nothing was measured."""
         where, _ = batch.labelled()
-        sequence, values = where // batch.length, values.detach().cpu().double()
+        sequence, values = where // batch.length, on_cpu([values])[0].double()
         known = ~values.isnan()
         empty = torch.zeros(len(batch), dtype=torch.float64)
         return Measure(empty.index_add(0, sequence, values.nan_to_num()), empty.index_add(0, sequence, known.double()))

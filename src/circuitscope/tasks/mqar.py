@@ -132,8 +132,9 @@ class MQAR(Recall):
         pair = batch.layout.query_pair
         assert pair is not None
         assert batch.layout.query_pos is not None
-        again = pair.gather(1, batch.layout.query_pos.argsort(dim=1)).flatten() >= self.pairs
         right = found[self.metric]
+        again = pair.gather(1, batch.layout.query_pos.argsort(dim=1)).flatten() >= self.pairs
+        again = again.to(right.device)
         return {
             **found,
             "accuracy on updated keys": right.where(again, float("nan")),

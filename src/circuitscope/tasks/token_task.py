@@ -63,7 +63,8 @@ class TokenTask(Task):
     def measures(self, model: TokenModel, batch: Batch) -> dict[str, Measure]:
         logits, target = _logits(model, batch)
         found = {"loss": F.cross_entropy(logits, target, reduction="none"), **self.outcomes(batch, logits)}
-        return {name: Measure.at_labels(batch, values) for name, values in found.items()}
+        here = on_cpu(list(found.values()))
+        return {name: Measure.at_labels(batch, values) for name, values in zip(found, here, strict=True)}
 
     def right(self, batch: Batch, logits: Float[Tensor, "label vocab"]) -> Float[Tensor, " label"]:
         """1 at each label where the likeliest token is the right one, and 0 elsewhere; their mean is the metric."""

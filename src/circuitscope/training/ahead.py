@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import torch
 
 T = TypeVar("T")
-_AHEAD = 2  # steps that are prepared before they are asked for
+AHEAD = 2  # steps that are prepared before they are asked for
 
 
 class Ahead(Generic[T]):
@@ -37,7 +37,7 @@ class Ahead(Generic[T]):
         if ready is None:  # the first step, or a jump to another
             self._coming.clear()
         found = self._make(step) if ready is None else ready.result()
-        for later in range(step + 1, min(step + 1 + _AHEAD, self._steps)):
+        for later in range(step + 1, min(step + 1 + AHEAD, self._steps)):
             if later not in self._coming:
                 self._coming[later] = self._thread.submit(self._make, later)
         return found

@@ -18,9 +18,10 @@ from typing import Literal
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from circuitscope.analysis.causal.affordable import affordable
-from circuitscope.analysis.causal.interventions import Before, Effect, knock_out
+from circuitscope.analysis.causal.interventions import Accuracies, Before, Effect, with_edges_cut
 from circuitscope.analysis.measured import measured
 from circuitscope.analysis.reading.gradients import without_gradients
 from circuitscope.analysis.reading.opened import opened
@@ -410,36 +411,50 @@ def _untried(model: HookedModel, batch: Batch) -> Iterator[str]:
 
 @without_gradients
 def _parts(model: HookedModel, batch: Batch, step: Step, name: str, before: Before) -> Iterator[Part]:
-    """Tries one step at every place: each layer as a whole, and then its heads if the layer's knockout costs enough."""
+    """Tries one step at every place: each layer as a whole, and then its heads if the layer's knockout costs enough.
+
+    The numbers of all layers come to the CPU at once, and so do those of all heads that are tried.
+    """
     edges = named_edges(name, batch.layout)
     if not len(edges.src):
         return
     weights: dict[tuple[int, str], list[tuple[float, float]]] = {}
     whole: dict[tuple[int, str], tuple[float, float]] = {}
     found: dict[tuple[int, str], Product] = {}
-    on_edges: list[tuple[tuple[int, str], torch.Tensor, torch.Tensor]] = []  # where, weights of units, of the layer
+    on_edges: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}  # weights of units, of the layer
     for layer, product, by_unit, of_layer in layer_weights(opened(model).walk(batch.inputs), EdgeSets((edges,))):
         if not product.hook:  # without a knockout of its own nothing is proved
             continue
         key, per_unit = (layer, product.name), by_unit[edges.name, weightings_of(product)[0]]
         found[key] = product
-        on_edges.append((key, per_unit, of_layer.get(edges.name, per_unit)))
-    here = on_cpu([part for _, *parts in on_edges for part in parts])
-    for (key, *_), per_unit, per_layer in zip(on_edges, here[::2], here[1::2], strict=True):
-        value, stderr, _ = summarize(per_unit)
+        on_edges[key] = (per_unit, of_layer.get(edges.name, per_unit))
+    cuts = {key: with_edges_cut(model, batch, edges, key[0], factor=key[1], before=before) for key in found}
+    here = iter(on_cpu([part for key in found for part in (*on_edges[key], *cuts[key])]))
+    effects: dict[tuple[int, str], Effect] = {}
+    for key in found:
+        value, stderr, _ = summarize(next(here))
         weights[key] = list(zip(value.tolist(), stderr.tolist(), strict=True))
-        value, stderr, _ = summarize(per_layer)
+        value, stderr, _ = summarize(next(here))
         whole[key] = (value.item(), stderr.item())
-    for (layer, name_of), product in found.items():
-        of_units = weights[layer, name_of]
-        top = max(range(len(of_units)), key=lambda h: of_units[h][0])
-        strongest, heads = (top, of_units[top][0]), product.core and product.unit == "head"
-        place = (layer, 0 if heads and len(of_units) == 1 else None, name_of, product.core)
-        effect = knock_out(model, batch, edges, layer=layer, factor=name_of, before=before)
-        yield Part(step, name, *place, *whole[layer, name_of], strongest, effect)
-        if heads and len(of_units) > 1 and effect.share >= ENOUGH:
-            for head, weight in enumerate(of_units):
-                effect = knock_out(model, batch, edges, layer=layer, heads=[head], before=before)
+        effects[key] = Effect.of(next(here), next(here))
+
+    in_heads = {key: product.core and product.unit == "head" for key, product in found.items()}
+    single: dict[tuple[int, str, int], Accuracies] = {
+        (*key, head): with_edges_cut(model, batch, edges, key[0], [head], before=before)
+        for key in found
+        if in_heads[key] and len(weights[key]) > 1 and effects[key].share >= ENOUGH
+        for head in range(len(weights[key]))
+    }
+    here = iter(on_cpu([part for accuracies in single.values() for part in accuracies]))
+    of_heads = {key: Effect.of(next(here), next(here)) for key in single}
+    for key, product in found.items():
+        layer, name_of = key
+        top = max(range(len(weights[key])), key=lambda h: weights[key][h][0])
+        strongest = (top, weights[key][top][0])
+        place = (layer, 0 if in_heads[key] and len(weights[key]) == 1 else None, name_of, product.core)
+        yield Part(step, name, *place, *whole[key], strongest, effects[key])
+        for head, weight in enumerate(weights[key]):
+            if (effect := of_heads.get((*key, head))) is not None:
                 yield Part(step, name, layer, head, name_of, True, *weight, strongest, effect)
 
 

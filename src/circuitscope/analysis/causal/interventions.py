@@ -10,7 +10,7 @@ Not here: moving activations between two prompts (`causal.patching`).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -41,6 +41,7 @@ Heads = Float[Tensor, "batch pos head d_head"]
 Inputs = Int[Tensor, "batch pos"] | Float[Tensor, "batch pos channel"]
 PerSequence = Float[Tensor, " batch"]
 How = Literal["zero", "mean", "resample"]
+Chosen = int | Sequence[int] | Int[Tensor, " chosen"] | None  # heads or channels; None is all of them
 Before = dict[tuple[str, ...], PerSequence]  # accuracies without an edit, by the hooks that carry what is edited
 
 
@@ -69,6 +70,13 @@ class Effect:
         lost, n = before - after, len(before)
         stderr = float(lost.std()) / n**0.5 if n > 1 else float("nan")
         return Effect(float(before.mean()), float(after.mean()), float(lost.mean()), stderr, n)
+
+
+class Accuracies(NamedTuple):
+    """The accuracy on each sequence without an intervention and with it, where the model is."""
+
+    before: PerSequence
+    after: PerSequence
 
 
 @explained
@@ -126,6 +134,20 @@ def knock_out(
         before: accuracies without the cut, which several knockouts in one model on one batch share; they are added to
             it and taken from it.
     """
+    return Effect.of(*with_edges_cut(model, batch, edges, layer, heads, factor, renormalize, before))
+
+
+def with_edges_cut(
+    model: HookedModel,
+    batch: Batch,
+    edges: Edges | str,
+    layer: int | Sequence[int],
+    heads: Chosen = None,
+    factor: str = "phi",
+    renormalize: bool = False,
+    before: Before | None = None,
+) -> Accuracies:
+    """The accuracies behind `knock_out`, where the model is."""
     check_batch(batch)
     chosen = named_edges(edges, batch.layout) if isinstance(edges, str) else edges
     if len(chosen.dests) != len(batch) or chosen.length != batch.length:
@@ -168,6 +190,19 @@ def ablate(
             what the heads pass on as values is lost; False lets Φ change.
         seed: seed for the choice of the other sequence.
     """
+    return Effect.of(*with_heads_replaced(model, batch, layer, heads, how, frozen, seed))
+
+
+def with_heads_replaced(
+    model: HookedModel,
+    batch: Batch,
+    layer: int,
+    heads: Chosen = None,
+    how: How = "zero",
+    frozen: bool = True,
+    seed: int = 0,
+) -> Accuracies:
+    """The accuracies behind `ablate`, where the model is."""
     check_batch(batch)
     layer, name = layer_index(model, layer), opened(model).hook(layer, "hook_z")
     if how not in get_args(How):
@@ -196,7 +231,7 @@ def _effect(
     through: list[str],
     edit: Callable[[slice, dict[str, Tensor]], Hooks],
     known: Before | None = None,
-) -> Effect:
+) -> Accuracies:
     """Accuracy before and after an edit, slice by slice.
 
     `edit(rows, seen)` gives the hooks for some sequences; `seen` holds what the hooks `through` carry
@@ -217,7 +252,7 @@ def _effect(
     was = torch.cat(before) if was is None else was
     if known is not None:
         known[tuple(through)] = was
-    return Effect.of(was, torch.cat(after))
+    return Accuracies(was, torch.cat(after))
 
 
 def _share_right(model: HookedModel, inputs: Inputs, batch: Batch, hooks: Hooks) -> PerSequence:
@@ -237,7 +272,7 @@ def _check_labels(batch: Batch) -> None:
         )
 
 
-def _cut(matrix: Matrix, edges: Edges, rows: slice, heads: int | Sequence[int] | None, renormalize: bool) -> Matrix:
+def _cut(matrix: Matrix, edges: Edges, rows: slice, heads: Chosen, renormalize: bool) -> Matrix:
     """`cut` for the matrix of the sequences `rows`; the edges are those of all sequences."""
     if renormalize and (matrix < 0).any():
         raise UserError(
@@ -248,16 +283,19 @@ def _cut(matrix: Matrix, edges: Edges, rows: slice, heads: int | Sequence[int] |
         x[here, None].to(matrix.device) for x in (edges.sequence - rows.start, edges.dest, edges.src)
     )
     out = matrix.clone()
-    out[sequence, torch.tensor(_heads(heads, matrix.shape[1]), dtype=torch.long, device=matrix.device), dest, src] = 0
+    which = torch.as_tensor(_heads(heads, matrix.shape[1]), dtype=torch.long, device=matrix.device)
+    out[sequence, which, dest, src] = 0
     if not renormalize:
         return out
     left = out.sum(dim=-1, keepdim=True)
     return out * torch.where(left > 0, matrix.sum(dim=-1, keepdim=True) / left, torch.ones_like(left))
 
 
-def _heads(heads: int | Sequence[int] | None, count: int) -> list[int]:
+def _heads(heads: Chosen, count: int) -> list[int] | Int[Tensor, " chosen"]:
     if heads is None:
         return list(range(count))
+    if isinstance(heads, Tensor):  # whether its numbers are in range is not asked: that would wait for a GPU
+        return heads
     heads = [heads] if isinstance(heads, int) else heads
     for head in heads:
         if not isinstance(head, Integral) or not 0 <= head < count:

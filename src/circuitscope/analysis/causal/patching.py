@@ -45,6 +45,8 @@ By = Literal["role", "pos", "all"]
 Chosen = str | Sequence[str] | Callable[[str], bool] | None
 PerSequence = Float[Tensor, " batch"]
 Places = dict[str | int, Bool[Tensor, "batch pos"]]
+Moves = dict[tuple[str, str | int], PerSequence]  # patched − exchanged by hook and place; GAP has clean − exchanged
+GAP = ("", "gap")
 DEFAULT_HOOKS = ("resid_pre", "mixer_out", "attn_out", "mlp_out")
 
 
@@ -115,6 +117,12 @@ def interchange(
         The effect is a ratio of means, and nan where the gap is not above three of its standard errors:
         a model that does not tell the twins apart has nothing to restore.
     """
+    found = moves(model, batch, hooks, by, seed)
+    return table_of(dict(zip(found, on_cpu(list(found.values())), strict=True)))
+
+
+def moves(model: HookedModel, batch: Batch, hooks: Chosen = None, by: By = "role", seed: int = 0) -> Moves:
+    """What `interchange` makes its table of, where the model is."""
     twins, names, places = _prepared(model, batch, hooks, by, seed)
     gaps: list[PerSequence] = []
     moved: dict[tuple[str, str | int], list[PerSequence]] = {(n, p): [] for n in names for p in places}
@@ -128,7 +136,7 @@ def interchange(
                 mask = places[place][rows]
                 patch = (name, _patching(clean[name], _over_positions(model, name, clean[name], mask)))
                 moved[name, place].append(_difference(model, part.exchanged, part, [patch]) - low)
-    return _table(gaps, moved)
+    return {GAP: torch.cat(gaps), **{key: torch.cat(parts) for key, parts in moved.items()}}
 
 
 @explained
@@ -153,7 +161,8 @@ def attribution_patching(
                 mask = _over_positions(model, name, clean[name], places[place][rows])
                 change = (clean[name] - here[name]) * slopes[name] * mask
                 moved[name, place].append(change.flatten(1).sum(dim=1))
-    return _table(gaps, moved)
+    on_host = on_cpu([torch.cat(gaps), *map(torch.cat, moved.values())])
+    return table_of(dict(zip([GAP, *moved], on_host, strict=True)))
 
 
 def _prepared(model: HookedModel, batch: Batch, hooks: Chosen, by: By, seed: int) -> tuple[Twins, list[str], Places]:
@@ -255,12 +264,14 @@ def _gradients(
     return {name: value.detach() for name, value in live.items()}, slopes, low.detach()
 
 
-def _table(gaps: list[PerSequence], moved: dict[tuple[str, str | int], list[PerSequence]]) -> pd.DataFrame:
-    gap, *moves = (part.double() for part in on_cpu([torch.cat(gaps), *map(torch.cat, moved.values())]))
+def table_of(found: Moves) -> pd.DataFrame:
+    """The table of `interchange`, from numbers on the CPU."""
+    moved = {key: part.double() for key, part in found.items()}
+    gap = moved.pop(GAP)
     mean, n = float(gap.mean()), len(gap)
     told_apart = mean > 3 * float(_stderr(gap)) if n > 1 else mean > 0
     rows = []
-    for (name, place), move in zip(moved, moves, strict=True):
+    for (name, place), move in moved.items():
         effect = float(move.mean()) / mean if told_apart else float("nan")
         stderr = float(_stderr(move - effect * gap)) / mean if told_apart else float("nan")
         rows.append((layer_of(name), name, place, effect, stderr, float(move.mean()), mean, n))

@@ -63,6 +63,13 @@ def gradient_reach(
         probes: random vectors per destination; or None for the exact Jacobian of every sequence, which takes
             L · d_model passes and is meant for small sizes.
     """
+    return pooled(*on_cpu(squared_by_lag(model, tokens, layer, probes, seed)))
+
+
+def squared_by_lag(
+    model: HookedModel, tokens: TokensLike, layer: int, probes: int | None, seed: int
+) -> tuple[Float[Tensor, "batch lag"], Float[Tensor, "batch lag"]]:
+    """What `gradient_reach` averages, where the model is: sums of squares by sequence and lag, and their counts."""
     if probes is not None and not 1 <= probes <= _MOST:
         raise UserError(f"probes must be from 1 to {_MOST}, or None for the exact Jacobian, got {shown(probes)}")
     layer = layer_index(model, layer)
@@ -85,10 +92,10 @@ def gradient_reach(
                 (gradient,) = torch.autograd.grad(out, before, vector, retain_graph=True)
                 total += widened(gradient).square().sum(-1).gather(1, src.clamp(min=0)) * seen
             count += seen
-    return _pooled(*on_cpu([total, count]))
+    return total, count
 
 
-def _pooled(total: Float[Tensor, "batch lag"], count: Float[Tensor, "batch lag"]) -> Reach:
+def pooled(total: Float[Tensor, "batch lag"], count: Float[Tensor, "batch lag"]) -> Reach:
     """Σ total / Σ count, with the standard error of a ratio over sequences."""
     n = (count > 0).sum(0)
     mean = total.sum(0) / count.sum(0)

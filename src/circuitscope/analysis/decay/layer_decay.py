@@ -4,7 +4,7 @@ It works on slices of channels, so that Φ of all channels is never built at onc
 profiles; `rows` makes the table of everything, with transition products and gradients.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from circuitscope.analysis.decay.lag_profile import (
 )
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.arguments import explained
-from circuitscope.devices import on_cpu
+from circuitscope.devices import Transfer
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.mixers.reading import Product, Reading, slices_of
@@ -98,33 +98,58 @@ def reading_decay(
     reading: Reading, layer: int, factors: Factors = "phi", name: str = "phi", chunk: int | None = None
 ) -> LayerDecay:
     """`layer_decay` of a layer that has been read."""
+    found: list[LayerDecay] = []
+    with Transfer() as transfer:
+        decay_by(transfer, found.append, reading, layer, factors, name, chunk)
+    return found[0]
+
+
+def decay_by(
+    transfer: Transfer,
+    use: Callable[[LayerDecay], None],
+    reading: Reading,
+    layer: int,
+    factors: Factors = "phi",
+    name: str = "phi",
+    chunk: int | None = None,
+) -> None:
+    """`reading_decay`, used when the profiles have come to the CPU."""
     if not reading.product(factors).causal:
         raise UserError(
             f"{name} of layer {layer} reads later positions, and m(δ) counts only positions back from the diagonal;"
             f" ask for a causal matrix: {', '.join(n for n, p in reading.products().items() if p.causal)}"
         )
     folds: list[_Fold] = []
+
+    def add(parts: list[Tensor]) -> None:
+        first, *others = (part.double() for part in parts)
+        folds.extend(_Fold() for _ in parts[len(folds) :])
+        folds[0].add(first)
+        for fold, part in zip(folds[1:], others, strict=True):
+            fold.add(part, folds[0] if torch.equal(part[..., 1:], first[..., 1:]) else None)
+
     for parts in _profiles(reading, reading.product(factors), chunk):
-        folds = folds or [_Fold() for _ in parts]
-        folds[0].add(parts[0])
-        for fold, part in zip(folds[1:], parts[1:], strict=True):
-            fold.add(part, folds[0] if torch.equal(part[..., 1:], parts[0][..., 1:]) else None)
-    whole, *rest = [fold.result() for fold in folds]
-    return LayerDecay(layer, name, reading.length, reading.batch, whole, rest[0] if rest else None)
+        transfer.then(parts, add)
+    length, batch = reading.length, reading.batch
+
+    def finish(_: list[Tensor]) -> None:
+        whole, *rest = [fold.result() for fold in folds]
+        use(LayerDecay(layer, name, length, batch, whole, rest[0] if rest else None))
+
+    transfer.then([], finish)
 
 
-def _profiles(reading: Reading, product: Product, chunk: int | None) -> Iterator[tuple[Profiles, ...]]:
-    """Profiles per sequence, on the CPU, in slices of units; a second one without D where the matrix has a D term."""
+def _profiles(reading: Reading, product: Product, chunk: int | None) -> Iterator[Sequence[Profiles]]:
+    """Profiles per sequence, in slices of units; a second one without D where the matrix has a D term."""
     kernel = product.factors[0].profile if len(product.factors) == 1 else None
     if kernel is not None:
         step = chunk or max(1, int(_PROFILE_BYTES // (4 * reading.batch * reading.length)))
         for units in slices_of(product.size, step):
-            whole, bare = on_cpu(kernel(units))
-            yield whole.double(), bare.double()
+            yield kernel(units)
         return
     variants = [True, False] if product.has_skip else [True]
     for parts in zip(*(reading.slices(product, units=chunk, skip=skip) for skip in variants), strict=True):
-        yield tuple(profile.double() for profile in on_cpu([profile_by_sequence(matrix) for _, matrix in parts]))
+        yield [profile_by_sequence(matrix) for _, matrix in parts]
 
 
 class _Fold:

@@ -1,22 +1,24 @@
 """Decay of a model as tidy rows: profiles and rates, transition products, reach of gradients, layer by layer."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from circuitscope.analysis.decay.gradient_reach import gradient_reach
+from circuitscope.analysis.decay.gradient_reach import pooled, squared_by_lag
 from circuitscope.analysis.decay.lag_profile import jackknife_stderr
-from circuitscope.analysis.decay.layer_decay import QUARTILES, LayerDecay, reading_decay
-from circuitscope.analysis.decay.transition import ByLag, transition_norms
+from circuitscope.analysis.decay.layer_decay import QUARTILES, LayerDecay, decay_by
+from circuitscope.analysis.decay.transition import ByLag, TransitionNorms, norms_of
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.registry import Row, analysis
 from circuitscope.analysis.scores.held_out import HeldOut
 from circuitscope.arguments import explained
+from circuitscope.devices import Transfer
 from circuitscope.errors import unknown
 from circuitscope.lens import HookedModel, layer_count, layer_index
-from circuitscope.mixers.reading import Reading
+from circuitscope.mixers.reading import DeltaTransition, GatedTransition
 
 COLUMNS = {
     "layer": "int64",
@@ -60,7 +62,8 @@ def decay_rows(
     "transition"              by lag transition_norm, transition_rms (means over heads) and their quartiles;
                               time_constant by head and as quartiles, where the transition is gated
     "gradient"                by lag gradient_reach
-    A layer has no rows for what it does not have. n counts sequences.
+    A layer has no rows for what it does not have. n counts sequences. Everything is computed where the model is, and
+    comes to the CPU by one transfer; only the products of transitions, many small steps, are made there.
 
     Args:
         factors: names of factors; each layer has rows for those that it has.
@@ -69,22 +72,23 @@ def decay_rows(
     chosen = range(layer_count(model)) if layers is None else [layer_index(model, layer) for layer in layers]
     rows: list[Row] = []
     missing, offered = set(factors), set()
-    for layer, reading in opened(model).walk(tokens):
-        if layer not in chosen:
-            continue
-        names = set(reading.names)
-        offered |= names
-        missing -= names or missing
-        with torch.no_grad():
-            for factor in factors:
-                if factor in names:
-                    rows += _phi_rows(reading_decay(reading, layer, factor, factor))
-            if not isinstance(reading.transition, str):
-                rows += _transition_rows(reading, layer)
-        if probes:
-            reach = gradient_reach(model, tokens, layer, probes=probes, seed=seed)
-            parts = zip(reach.norm.tolist(), reach.stderr.tolist(), reach.n.tolist(), strict=True)
-            rows += [_row(layer, None, "gradient", "gradient_reach", lag, *part) for lag, part in enumerate(parts)]
+    with Transfer() as transfer:
+        for layer, reading in opened(model).walk(tokens):
+            if layer not in chosen:
+                continue
+            names = set(reading.names)
+            offered |= names
+            missing -= names or missing
+            with torch.no_grad():
+                for factor in factors:
+                    if factor in names:
+                        decay_by(transfer, lambda found: rows.extend(_phi_rows(found)), reading, layer, factor, factor)
+                if not isinstance(reading.transition, str):
+                    parts = [part for part in reading.transition if part is not None]
+                    transfer.then(parts, partial(_add_transition, rows, layer, type(reading.transition), reading.batch))
+            if probes:
+                reach = squared_by_lag(model, tokens, layer, probes, seed)
+                transfer.then(reach, partial(_add_reach, rows, layer))
     if missing:
         raise unknown("factor", missing.pop(), offered)
     return rows
@@ -106,8 +110,20 @@ def _phi_rows(found: LayerDecay) -> Iterator[Row]:
                 yield _row(found.layer, head, factor, name, None, one, spread, found.n)
 
 
-def _transition_rows(reading: Reading, layer: int) -> Iterator[Row]:
-    found = transition_norms(reading)
+def _add_reach(rows: list[Row], layer: int, sums: list[Tensor]) -> None:
+    reach = pooled(*sums)
+    parts = zip(reach.norm.tolist(), reach.stderr.tolist(), reach.n.tolist(), strict=True)
+    rows += [_row(layer, None, "gradient", "gradient_reach", lag, *part) for lag, part in enumerate(parts)]
+
+
+def _add_transition(
+    rows: list[Row], layer: int, kind: type[GatedTransition | DeltaTransition], batch: int, parts: list[Tensor]
+) -> None:
+    with torch.no_grad():
+        rows += _transition_rows(norms_of(kind(*parts), batch), layer)
+
+
+def _transition_rows(found: TransitionNorms, layer: int) -> Iterator[Row]:
     parts: dict[str, ByLag] = {"transition_norm": found.norm, "transition_rms": found.rms}
     for name, part in parts.items():
         for lag, value, error in zip(part.lags, part.layer.tolist(), part.layer_stderr.tolist(), strict=True):

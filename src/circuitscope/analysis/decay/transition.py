@@ -103,26 +103,25 @@ def transition_norms(reading: Reading, *, sequences: int = 8, starts: int = 8) -
     """
     if sequences < 1 or starts < 1:
         raise UserError(f"sequences and starts must be at least 1, got {sequences} and {starts}")
-    some, at, found = min(sequences, reading.batch), spaced(reading.length, starts), _on_cpu(reading.transition)
+    assert not isinstance(reading.transition, str)
+    kind = type(reading.transition)
+    found = kind(*on_cpu([part for part in reading.transition if part is not None]))
+    return norms_of(found, reading.batch, sequences=sequences, starts=starts)
+
+
+def norms_of(
+    found: GatedTransition | DeltaTransition, batch: int, *, sequences: int = 8, starts: int = 8
+) -> TransitionNorms:
+    """`transition_norms` of a transition on the CPU: its products are many small steps, one after the other."""
+    some, at = min(sequences, batch), spaced(found[0].shape[1], starts)
     if isinstance(found, DeltaTransition):
         g = found.log_decay
         norm, rms = delta_products(found.k[:some], found.beta[:some], None if g is None else g[:some], at)
         return TransitionNorms(norm, rms, None if g is None else g.double().mean(1))
-    assert isinstance(found, GatedTransition)
-    norm = gated_norm(found, reading.batch)
+    norm = gated_norm(found, batch)
     rms = norm if found.rate.shape[1] == 1 else gated_rms(GatedTransition(found.time[:some], found.rate), some, at)
     log_decay = found.time.double().mean(1) * found.rate.double().amax(-1)
-    return TransitionNorms(norm, rms, log_decay.expand(reading.batch, -1))
-
-
-def _on_cpu(found: GatedTransition | DeltaTransition | str) -> GatedTransition | DeltaTransition | str:
-    """A transition on the CPU: its products are many small steps, one after the other."""
-    if isinstance(found, GatedTransition):
-        return GatedTransition(*on_cpu(found))
-    if isinstance(found, DeltaTransition):
-        k, beta, *rest = on_cpu([part for part in found if part is not None])
-        return DeltaTransition(k, beta, rest[0] if rest else None)
-    return found
+    return TransitionNorms(norm, rms, log_decay.expand(batch, -1))
 
 
 def gated_norm(gate: GatedTransition, batch: int) -> ByLag:

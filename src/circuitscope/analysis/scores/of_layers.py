@@ -124,7 +124,7 @@ def _sums(reading: Reading, product: Product, others: Sequence[Product], edges: 
         for units, matrix in reading.slices(product, units=size):
             working(f"{product.name}, {product.unit} {units.start} of {product.size}")
             parts.append(edge_sums(matrix, edges))
-        return {product.name: _added(parts)}
+        return {product.name: EdgeSums.joined(parts)}
     around = next((other for other in others if _surrounds(other, factor)), None)
     bare, whole = [], []
     for units in slices_of(factor.size, max(1, int(SLICE_BYTES // (4 * reading.batch * reading.length)))):
@@ -134,15 +134,8 @@ def _sums(reading: Reading, product: Product, others: Sequence[Product], edges: 
         bare.append(of_factor)
         if of_product is not None:
             whole.append(of_product)
-    return {product.name: _added(bare)} | ({} if around is None else {around.name: _added(whole)})
-
-
-def _added(parts: Sequence[EdgeSums]) -> EdgeSums:
-    """The sums of all units from those of slices of them."""
-    signed, size, entries, mass = zip(*parts, strict=True)
-    return EdgeSums(
-        torch.cat(signed, dim=2), torch.cat(size, dim=2), sum(entries[1:], entries[0]), sum(mass[1:], mass[0])
-    )
+    joined = {product.name: EdgeSums.joined(bare)}
+    return joined if around is None else joined | {around.name: EdgeSums.joined(whole)}
 
 
 def _surrounds(product: Product, factor: Factor) -> bool:
