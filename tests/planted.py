@@ -94,6 +94,39 @@ def planted_conv_mamba(vocab: int = VOCAB) -> cs.HookedLM:
     return model.eval()
 
 
+def planted_late_mamba(vocab: int = VOCAB) -> cs.HookedLM:
+    """One Mamba block that recalls from one position after the value: its conv brings key and value together there.
+
+    Channels are in groups: the own token, the token before, the one before that, and idle ones. C reads the own token,
+    and B the token two positions back, so that Φ_ij is 1 where that token of j equals the token at i: j is the position
+    after the value. The scan reads the token before j there, which is the value.
+    """
+    width = 2 * vocab
+    own, before, earlier, _ = _parts(vocab, vocab, vocab, vocab)
+    model = cs.model(
+        "mamba_bare", n_layers=1, d_model=width, vocab_size=vocab, d_state=vocab, dt_rank=1, norm_eps=1e-12
+    )
+    _clear(model)
+    mixer = model.layers[0].mixer
+    model.embed.weight[:, :vocab] = torch.eye(vocab)
+    _undo_norm(model.layers[0].ln1, 1, width)
+    model.ln_final.weight.fill_(1)
+    one = 2.0
+    kept = float(torch.nn.functional.silu(torch.tensor(one)))
+    for group, lag in ((own, 0), (before, 1), (earlier, 2)):
+        mixer.in_proj.weight[group, :vocab] = one * torch.eye(vocab)
+        mixer.conv.weight[group, 0, -1 - lag] = 1
+    mixer.in_proj.weight[2 * width :] = one
+    ssm = mixer.ssm
+    _, B, C = ssm.x_proj.weight.split(ssm.sizes)
+    B[:, earlier], C[:, own] = torch.eye(vocab) / kept, torch.eye(vocab) / kept
+    ssm.dt_proj.bias.fill_(float(torch.tensor(1.0).expm1().log()))
+    ssm.A_log.fill_(-20)
+    ssm.D.fill_(0.02)
+    mixer.out.weight[:vocab, before] = 4 * torch.eye(vocab) / kept**2
+    return model.eval()
+
+
 def planted_conv_attention(vocab: int = VOCAB) -> cs.HookedLM:
     """One layer of attention that recalls: the conv on its keys is a shift.
 

@@ -3,7 +3,8 @@
 import pytest
 
 from circuitscope.analysis.checkpoints.runner import analyze, circuits
-from circuitscope.analysis.phases.timeline import strongest, timeline
+from circuitscope.analysis.phases.timeline import timeline
+from circuitscope.analysis.scores.curves import strongest
 
 pytestmark = pytest.mark.slow
 

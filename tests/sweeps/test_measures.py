@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from circuitscope.analysis.checkpoints.runner import analyze, held_out
 from circuitscope.analysis.curvature import adam_scale, sharpness
-from circuitscope.analysis.phases.timeline import curve_at, strongest
+from circuitscope.analysis.scores.curves import curve_at, strongest
 from circuitscope.errors import UserError
 from circuitscope.models.hooked_lm import HookedLM
 from circuitscope.runs.run import Run

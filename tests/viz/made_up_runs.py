@@ -89,7 +89,7 @@ def decay_table(
                     rows.append({**base, "quantity": f"profile_{word}", "lag": lag, "value": value})
                 rows.append({**base, "quantity": f"kappa_{word}", "lag": None, "value": kappa * factor})
             rows += [{**base, "quantity": "profile", "lag": lag, "value": 1.0} for lag in range(length)]
-            rows.append({**base, "quantity": "kappa_r2_median", "lag": None, "value": 0.75})
+            rows.append({**base, "quantity": "kappa_r2_median", "lag": None, "value": 0.95})
             rows += [{**base, "head": h, "quantity": "kappa", "lag": None, "value": kappa} for h in range(heads)]
     columns = ANALYSES["decay"].table_columns
     return pd.DataFrame(rows, columns=list(columns)).astype(columns)

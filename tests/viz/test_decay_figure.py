@@ -42,8 +42,8 @@ def test_the_fitted_line_has_the_rate_of_the_table_and_lies_on_an_exponential_pr
         np.testing.assert_allclose(-np.diff(np.log(m)), RATES[0][step], rtol=1e-9)
         np.testing.assert_allclose(m, 2 * np.exp(-RATES[0][step] * lag), rtol=1e-9)
     assert [x.get_label() for x in (first, last)] == [
-        "step 0: κ = 0.3, R² = 0.75",
-        "step 1500: κ = 0.15, R² = 0.75",
+        "step 0: κ = 0.3, R² = 0.95",
+        "step 1500: κ = 0.15, R² = 0.95",
     ]
 
 
@@ -84,7 +84,7 @@ def test_quartiles_are_named_only_where_there_are_several_heads():
 def test_what_was_fitted_stands_above_the_profiles_and_not_on_them():
     figure = decay({"run": decay_table(RATES)})
     fits = panels(figure)[0].get_title("left").split("\n")
-    assert fits[-2:] == ["step 0: κ = 0.3, R² = 0.75", "step 1500: κ = 0.15, R² = 0.75"]
+    assert fits[-2:] == ["step 0: κ = 0.3, R² = 0.95", "step 1500: κ = 0.15, R² = 0.95"]
     assert_legend_apart(figure)
 
 

@@ -190,9 +190,11 @@ ATTENTION = {
 def test_scores_of_one_run_are_drawn_where_they_end_highest_with_their_error(run):
     figure = dynamics([run], scores=[score_table(ATTENTION, STEPS)])
     _, _, scores = figure.axes
-    np.testing.assert_array_equal(drawn(scores, "binding, L0H0"), [STEPS, [0.2, 0.3, 0.9]])
-    np.testing.assert_array_equal(drawn(scores, "recall, L1H0"), [STEPS, [0.1, 0.5, 0.8]])
-    np.testing.assert_array_equal(drawn(scores, "induction on repeated blocks, L1H0"), [STEPS, [0.0, 0.1, 0.2]])
+    np.testing.assert_array_equal(drawn(scores, "binding, L0H0 (highest)"), [STEPS, [0.2, 0.3, 0.9]])
+    np.testing.assert_array_equal(drawn(scores, "recall, L1H0 (highest)"), [STEPS, [0.1, 0.5, 0.8]])
+    np.testing.assert_array_equal(
+        drawn(scores, "induction on repeated blocks, L1H0 (highest)"), [STEPS, [0.0, 0.1, 0.2]]
+    )
     assert len(scores.lines) == 3
     assert band_at(scores.collections[0], 2000) == pytest.approx((0.88, 0.92))
     assert len({x.get_color() for x in scores.lines}) == 3
@@ -201,14 +203,14 @@ def test_scores_of_one_run_are_drawn_where_they_end_highest_with_their_error(run
 def test_a_layer_of_channels_is_drawn_as_a_whole(run):
     places = {("recall", 0, None, "composed"): [0.1, 0.4, 0.5], ("recall", 0, 3, "composed"): [0.1, 0.9, 0.9]}
     _, _, scores = dynamics([run], scores=[score_table(places, STEPS)]).axes
-    np.testing.assert_array_equal(drawn(scores, "recall, L0 composed"), [STEPS, [0.1, 0.4, 0.5]])
+    np.testing.assert_array_equal(drawn(scores, "recall, L0 composed (highest)"), [STEPS, [0.1, 0.4, 0.5]])
     assert len(scores.lines) == 1
 
 
 def test_the_single_head_of_any_mixer_is_drawn(run):
     places = {("recall", 1, 0, "linear_attention"): [0.1, 0.5, 0.8], ("recall", 0, None, "conv"): [0.1, 0.1, 0.1]}
     _, _, scores = dynamics([run], scores=[score_table(places, STEPS)]).axes
-    np.testing.assert_array_equal(drawn(scores, "recall, L1H0"), [STEPS, [0.1, 0.5, 0.8]])
+    np.testing.assert_array_equal(drawn(scores, "recall, L1H0 (highest)"), [STEPS, [0.1, 0.5, 0.8]])
 
 
 def test_scores_of_several_runs_have_a_panel_each(tmp_path):
@@ -217,8 +219,8 @@ def test_scores_of_several_runs_have_a_panel_each(tmp_path):
     figure = dynamics(runs, scores=[score_table(ATTENTION, STEPS), other])
     _, accuracy, binding, recall, induction = figure.axes
     assert [a.get_ylabel().split("\n")[0] for a in (binding, recall, induction)] == ["binding", "recall", "induction"]
-    np.testing.assert_array_equal(drawn(recall, "recall, L1H0")[1], [0.1, 0.5, 0.8])
-    np.testing.assert_array_equal(drawn(recall, "recall, L0 composed")[1], [0.1, 0.2, 0.3])
+    np.testing.assert_array_equal(drawn(recall, "recall, L1H0 (highest)")[1], [0.1, 0.5, 0.8])
+    np.testing.assert_array_equal(drawn(recall, "recall, L0 composed (highest)")[1], [0.1, 0.2, 0.3])
     colours = {x.get_label(): x.get_color() for x in accuracy.lines}
     assert [x.get_color() for x in recall.lines] == [colours["one"], colours["two"]]
     places = [(t.get_text(), t.get_color()) for t in recall.texts]  # named beside the panel, the highest first

@@ -9,6 +9,7 @@ from made_up_runs import probe_table
 from circuitscope.errors import UserError
 from circuitscope.viz.probes import probes
 from circuitscope.viz.step_axis import StepAxis
+from circuitscope.viz.words.probes import control_lines
 
 HOOKS = ["hook_embed", "blocks.0.hook_resid_post", "blocks.1.hook_resid_post"]
 STEPS = [0, 100, 200]
@@ -33,6 +34,31 @@ def test_control_and_chance_are_drawn_and_named():
     assert "pale: control" in entries(figure)
 
 
+def rings(axes) -> list[list[float]]:
+    """x and y of every point with a ring."""
+    found = [x for x in axes.lines if x.get_label() == "_no better than its control"]
+    return [list(point) for x in found for point in zip(*x.get_data(), strict=True)]
+
+
+def test_points_where_the_control_is_as_good_have_a_ring_and_others_none():
+    table = probe_table(HOOKS[:1], ["key"], STEPS)  # 0.3, 0.6, 0.9 ± 0.05 beside 0.28
+    by_hook, by_step, *_ = probes(table).axes
+    assert rings(by_hook) == []
+    assert rings(by_step) == [[0, 0.3]]
+    figure = probes(table.assign(control=0.2))
+    assert not any(rings(axes) for axes in figure.axes)
+    assert "ring: no better than its control" not in entries(figure)
+
+
+def test_the_words_name_every_place_where_the_control_is_as_good():
+    table = probe_table(HOOKS[:2], ["key"], STEPS)
+    assert list(control_lines(table[table.step == 200])) == []
+    lines = list(control_lines(table[table.step == 0]))
+    assert [line.partition(":")[0] for line in lines] == ["hook_embed at key", "blocks.0.hook_resid_post at key"]
+    assert "0.280 beside 0.300, 95% interval 0.250 to 0.350" in lines[0]
+    assert list(control_lines(table.assign(control=float("nan")))) == []
+
+
 def test_a_probe_without_a_control_names_none():
     table = probe_table(HOOKS, ["key"], STEPS).assign(control=float("nan"), selectivity=float("nan"))
     figure = probes(table)
@@ -44,7 +70,7 @@ def test_the_legend_has_an_entry_for_each_role_and_hook_and_lies_apart():
     figure = probes(probe_table(HOOKS, ["key", "value"], STEPS), bump=(50, 100))
     assert entries(figure) == [
         *("at key", "at value", "embed", "L0 resid_post", "L1 resid_post"),
-        *("pale: control", "loss bump", "bands: 95% interval"),
+        *("pale: control", "ring: no better than its control", "loss bump", "bands: 95% interval"),
     ]
     assert_legend_apart(figure)
 

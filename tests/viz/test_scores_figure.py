@@ -140,8 +140,9 @@ def test_scores_can_be_chosen_and_wrong_ones_are_refused():
 def test_the_data_are_the_curves():
     table = score_table({("recall", 1, 0, "pattern"): [0.1, 0.2, 0.3]}, STEPS)
     data = scores({"run": table}).data
-    assert list(data) == ["run", "score", "place", "step", "value", "stderr"]
-    assert data.values.tolist() == [["run", "recall", "L1H0", s, v, 0.02] for s, v in zip(STEPS, [0.1, 0.2, 0.3])]  # noqa: B905
+    assert list(data) == ["run", "score", "place", "step", "value", "stderr", "even"]
+    curve = [["run", "recall", "L1H0", s, v, 0.02] for s, v in zip(STEPS, [0.1, 0.2, 0.3], strict=True)]
+    assert data.drop(columns="even").values.tolist() == curve
 
 
 def test_the_loss_bump_is_shaded_in_every_panel():

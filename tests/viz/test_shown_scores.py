@@ -37,7 +37,7 @@ def test_a_score_of_edges_is_in_every_display_that_it_names_after_our_own(run):
         assert displays(run) == {
             "table": [("recall", "at a query, on the bound value"), ("toy", "on toys")],
             "timeline": ["recall L0H0", "toy L0H0"],
-            "dynamics": ["recall, L0H0", "toy, L0H0"],
+            "dynamics": ["recall, L0H0 (highest)", "toy, L0H0 (highest)"],
             "figure": ["recall: at a query, on the bound value", "toy: on toys"],
         }
 
@@ -51,7 +51,7 @@ def test_a_score_of_rows_is_shown_by_the_names_of_its_rows_and_may_leave_0_to_1(
 
         found = displays(run)
         assert found["figure"][1:] == ["toy: how many toys"]
-        assert found["dynamics"][1:] == ["toy, L0H0"]
+        assert found["dynamics"][1:] == ["toy, L0H0 (highest)"]
         assert (len(found["table"]), len(found["timeline"])) == (1, 1)
         many = score_table({("toy", 0, 0, "delta"): [-3, 5, 40]}, STEPS)
         for axes in (scores({"run": many}).axes[0], dynamics([run], scores=[many]).axes[-1]):

@@ -48,15 +48,19 @@ def dynamics(
 ) -> None:
     """Loss, the task's metric and scores over training steps, with the loss bump of each run.
 
-    A dotted line shows the level of answering with any value of the context.
+    A dotted line shows the level of answering with any value of the context. Binding and recall are drawn where the
+    circuit has them, if `analyze` has looked for it.
     """
+    from circuitscope.analysis.checkpoints.runner import kept_circuit
     from circuitscope.analysis.phases.timeline import loss_bump
     from circuitscope.viz.dynamics import dynamics as draw
 
     axis = _axis(log_steps, first, last)
     chosen = _begin(runs, out)
     tables = _tables(chosen, "scores", steps, sequences, needed=False) if scores else None
-    figure = draw(chosen, scores=tables, bump=[loss_bump(run) for run in chosen], together=together, axis=axis)
+    circuits = [kept_circuit(run, sequences) for run in chosen]
+    bumps = [loss_bump(run) for run in chosen]
+    figure = draw(chosen, scores=tables, circuits=circuits, bump=bumps, together=together, axis=axis)
     _end(figure, chosen, out, "dynamics", data)
 
 
@@ -74,12 +78,16 @@ def scores(
     first: First = None,
     last: Last = None,
 ) -> None:
-    """Circuit scores over training steps: every place of one run, or the best place of several."""
+    """Circuit scores over training steps: every place of one run, or the best place of several.
+
+    Binding and recall are drawn on the edges that the circuit names, if `analyze` has looked for it. Dotted lines show
+    what even weights would score.
+    """
     from circuitscope.cli import listed
 
     axis = _axis(log_steps, first, last)
     chosen = None if names is None else listed.names("--scores", names)
-    _draw_analysis("scores", runs, out, data, steps, sequences, bumps=True, names=chosen, axis=axis)
+    _draw_analysis("scores", runs, out, data, steps, sequences, bumps=True, circuits=True, names=chosen, axis=axis)
 
 
 @app.command()
@@ -245,9 +253,14 @@ def _draw_analysis(
     steps: str | None,
     sequences: int,
     bumps: bool = False,
+    circuits: bool = False,
     **options: Any,
 ) -> None:
-    """Computes an analysis of the runs, unless that was done before, and draws its figure, if asked with loss bumps."""
+    """Computes an analysis of the runs, unless that was done before, and draws its figure.
+
+    If asked, the figure gets the loss bumps of the runs, and their circuits where they are known.
+    """
+    from circuitscope.analysis.checkpoints.runner import kept_circuit
     from circuitscope.analysis.phases.timeline import loss_bump
     from circuitscope.analysis.registry import ANALYSES
     from circuitscope.errors import UserError, unknown
@@ -261,6 +274,8 @@ def _draw_analysis(
     tables = _tables(chosen, name, steps, sequences)
     if bumps:
         options["bump"] = by_label(chosen, [loss_bump(run) for run in chosen])
+    if circuits:
+        options["circuits"] = by_label(chosen, [kept_circuit(run, sequences) for run in chosen])
     _end(FIGURES[name](by_label(chosen, tables), **options), chosen, out, name, data)
 
 

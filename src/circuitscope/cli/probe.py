@@ -118,6 +118,8 @@ def _list() -> None:
 
 def _print(frame: "pd.DataFrame", about: str, causal: bool) -> None:
     """Prints the rows of the last checkpoint, with the accuracy at the first beside them."""
+    from circuitscope.viz.words.probes import control_lines
+
     first, last = frame.step.min(), frame.step.max()
     before = frame[frame.step == first].set_index(["hook", "role"]).accuracy
     rows = frame[frame.step == last]
@@ -137,6 +139,8 @@ def _print(frame: "pd.DataFrame", about: str, causal: bool) -> None:
         print("a dash stands where the activations are not finite: the run diverged")
     elif rows.control.isna().any():
         print("a dash stands where no control was fitted: the probe says control: none")
+    for line in control_lines(rows):
+        print(escaped(line))
     if causal:
         print("the same directions projected out of the model at these positions:")
         print_table(

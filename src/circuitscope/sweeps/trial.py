@@ -195,8 +195,8 @@ def _scores_by_step(run: Run) -> dict[str, dict[int, float]]:
     if not (run.path / "analysis" / "scores.parquet").exists():
         return {}
     from circuitscope.analysis.checkpoints.runner import kept_tables
-    from circuitscope.analysis.phases.timeline import curve_at, strongest
     from circuitscope.analysis.registry import ANALYSES
+    from circuitscope.analysis.scores.curves import curve_at, strongest
     from circuitscope.analysis.scores.registry import shown_in
 
     table = kept_tables(run, "scores", ANALYSES["scores"].table_columns).get("scores")

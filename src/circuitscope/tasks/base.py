@@ -153,6 +153,11 @@ class Task(Section):
         return 17
 
     @property
+    def periods(self) -> range:
+        """The lengths that the repeated blocks of its sequences may have; empty if it repeats no blocks."""
+        return range(0)
+
+    @property
     def baselines(self) -> Mapping[str, Baseline]:
         """Simple rules to compare a model with, by name."""
         return {}

@@ -65,6 +65,10 @@ class Induction(TokenTask):
     def max_length(self) -> int:
         return 1 + self.block * self.repeats
 
+    @property
+    def periods(self) -> range:
+        return range(max(2, -(-self.block // 3)) if self.varied else self.block, self.block + 1)
+
     def sizes(self) -> dict[str, int]:
         return {"block": self.block}
 
@@ -94,7 +98,7 @@ class Induction(TokenTask):
         if not self.varied:
             fixed = np.full(len(examples), n), np.zeros(len(examples), dtype=np.int64)
             return *fixed, 1 + distinct(words(key, examples, 2 * n), tokens)
-        shortest, others = max(2, -(-n // 3)), min(n // 3, tokens - n)
+        shortest, others = self.periods.start, min(n // 3, tokens - n)
         drawn = words(key, examples, 2 * (n + others) + 2)
         period, before = shortest + below(drawn[:, -2], n - shortest + 1), below(drawn[:, -1], others + 1)
         return period, before, 1 + distinct(drawn[:, :-2], tokens)

@@ -12,6 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from circuitscope.analysis.decay.lag_profile import FIT_HOLDS
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.viz.labels import legend_below, line_entry, shade_entry
 from circuitscope.viz.registry import figure as figure_of
@@ -38,8 +39,9 @@ def decay(
     """A panel for every run and layer: m(δ) at steps over training. Then one for every layer: the rate κ of the runs.
 
     m(δ) is the mean of |Φ| at lag δ; of several heads or channels their median, with quartiles at the last step. The
-    dashed line is exp(c − κ δ) with the median κ; c makes the means of its logarithm and of log m(δ) over δ ≥ 1 equal.
-    R² is that of the exponential fit. The band of κ spans the quartiles over heads; several runs have no bands there.
+    dashed line is exp(c − κ δ) with the median κ; c makes the means of its logarithm and of log m(δ) equal, over the
+    even and over the odd δ ≥ 1. R² is that of the exponential fit; where it is below FIT_HOLDS there is no rate, no
+    line, and the panel says so. The band of κ spans the quartiles over heads; several runs have no bands there.
 
     Args:
         frames: by name of the run, the table `analysis.analysis_table(run, "decay")` gives.
@@ -95,6 +97,7 @@ def decay(
             for name in (name for name, at in places if at == layer):
                 _rates(axes, tables[name, layer], own[name], kept, {"run": name, "layer": layer}, band=len(own) == 1)
             axes.axhline(0, color="0.5", lw=0.8, ls=":")
+            _say_where_none_fits(axes)
             axes.set_title(f"layer {layer}: rate κ of exp(−κ δ)", loc="left", fontsize=7)
             axes.set(xlabel=axis.label, ylabel="" if i % side_by_side else "κ")
             plain(axes)
@@ -173,14 +176,20 @@ def _profiles(
 
 
 def _fit(axes: Axes, lag: Array, m: Array, rows: pd.DataFrame, colour: Any, step: int) -> list[str]:
-    """Draws exp(c − κ δ) beside the profile and says it in words, where there is a rate."""
+    """Draws exp(c − κ δ) beside the profile and says it in words, where the fit holds; else says that it does not."""
     kappa, r2 = (_number(rows, q) for q in ("kappa_median", "kappa_r2_median"))
     use = (lag >= 1) & (m > 0)
+    if r2 < FIT_HOLDS:
+        return [f"step {step}: no exponential fits, R² = {r2:.2f} (bound {FIT_HOLDS})"]
     if not np.isfinite(kappa) or not use.any():
         return []
-    c = float((np.log(m[use]) + kappa * lag[use]).mean())
     label = f"step {step}: κ = {kappa:.3g}".replace("-", "−") + (f", R² = {r2:.2f}" if np.isfinite(r2) else "")
-    axes.plot(lag[lag >= 1], np.exp(c - kappa * lag[lag >= 1]), color=colour, lw=1, ls="--", label=label)
+    line = np.full(len(lag), np.nan)
+    for parity in (0, 1):
+        here = (lag >= 1) & (lag % 2 == parity)
+        c = float((np.log(m[use]) + kappa * lag[use])[lag[use] % 2 == parity].mean()) if (use & here).any() else np.nan
+        line[here] = np.exp(c - kappa * lag[here])
+    axes.plot(lag[lag >= 1], line[lag >= 1], color=colour, lw=1, ls="--", label=label)
     return [label]
 
 
@@ -199,6 +208,14 @@ def _rates(
             {**of, "step": int(s), "quantity": f"kappa_{q}", "lag": None, "value": v}
             for s, v in zip(step, value, strict=True)
         ]
+
+
+def _say_where_none_fits(axes: Axes) -> None:
+    """A note in a panel of rates that has no rate to show at any step."""
+    curves = [np.asarray(line.get_ydata(), float) for line in axes.lines if not str(line.get_label()).startswith("_")]
+    if curves and not any(np.isfinite(y).any() for y in curves):
+        text = f"no rate: no exponential fits\n(R² below {FIT_HOLDS} at every step)"
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", fontsize=7, color=GREY)
 
 
 def _by_lag(here: pd.DataFrame, step: int, quantity: str) -> tuple[Array, Array]:

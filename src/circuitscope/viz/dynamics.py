@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from circuitscope.analysis.phases.timeline import curve_at, place_name, strongest
+from circuitscope.analysis.causal.circuit import Circuit
+from circuitscope.analysis.scores.curves import followed
 from circuitscope.analysis.scores.registry import shown_in
 from circuitscope.arguments import explained
 from circuitscope.errors import UserError
@@ -28,6 +29,7 @@ def dynamics(
     runs: Sequence[Run],
     *,
     scores: Sequence[pd.DataFrame | None] | None = None,
+    circuits: Sequence[Circuit | None] | None = None,
     bump: Bump | Sequence[Bump | None] | None = None,
     together: bool = True,
     axis: StepAxis = _EVERY_STEP,
@@ -40,7 +42,8 @@ def dynamics(
 
     Args:
         scores: for each run the table `circuitscope.analyze` gives; drawn are the scores that are registered for this
-            figure, each where it ends highest.
+            figure, each where the circuit has it or, if no circuit names it, where it ends highest.
+        circuits: for each run its circuit, None where it is not known.
         bump: first and last step of the loss bump, for one run; or a list, one for each run, None where there is none.
         together: whether runs that differ only in their seed are drawn as one curve.
         axis: which steps are drawn, and whether on a log scale.
@@ -51,6 +54,9 @@ def dynamics(
     tables = list(scores) if scores is not None else [None] * len(runs)
     if len(tables) != len(runs) or len(bumps) != len(runs):
         raise UserError(f"scores and bumps are one for each of {len(runs)} runs, got {len(tables)} and {len(bumps)}")
+    known = list(circuits) if circuits is not None else [None] * len(runs)
+    if len(known) != len(runs):
+        raise UserError(f"circuits are one for each of {len(runs)} runs, got {len(known)}")
     groups = groups_of(runs, together)
     labels = {
         name: name.replace("_", " ") + (" on repeated blocks" if score.on == "repeats" else "")
@@ -59,7 +65,7 @@ def dynamics(
         if any(t is not None and (t.score == name).any() for t in tables)
     }
     with look():
-        return _Drawing(groups, tables, bumps, labels, axis).draw()
+        return _Drawing(groups, tables, known, bumps, labels, axis).draw()
 
 
 def save_dynamics(runs: Sequence[Run], path: Path) -> Path:
@@ -74,11 +80,13 @@ class _Drawing:
         self,
         groups: list[Group],
         tables: Sequence[pd.DataFrame | None],
+        circuits: Sequence[Circuit | None],
         bumps: Sequence[Bump | None],
         labels: dict[str, str],
         axis: StepAxis,
     ):
-        self.groups, self.tables, self.labels, self.axis = groups, tables, labels, axis
+        self.groups, self.tables, self.circuits = groups, tables, circuits
+        self.labels, self.axis = labels, axis
         self.pens = pens(len(groups))
         self.bumps = [[b for i in group.at if (b := bumps[i]) is not None] for group in groups]
         metrics = list(dict.fromkeys(_metric(group) for group in groups))
@@ -115,7 +123,10 @@ class _Drawing:
         for metric, axes in self.metrics.items():
             name_levels(axes, "any value of\nthe context", self._chances(metric))
         self._mark_bumps(every)
-        where = "; each score where it ends highest, named beside" if self.scores and len(self.groups) > 1 else ""
+        where = ""
+        if self.scores and len(self.groups) > 1:
+            known = "where the circuit has it, else " if any(c is not None for c in self.circuits) else ""
+            where = f"; each score {known}where it ends highest, named beside"
         self.figure.suptitle(written(_title(self.groups) + where), x=0.01, ha="left")
         legend_below(self.figure, list(self._legend()))
         return self.figure
@@ -129,11 +140,36 @@ class _Drawing:
             ends = []
             for group, (colour, style) in zip(self.groups, self.pens, strict=True):
                 own = colour if several else COLOURS[(i + 1) % len(COLOURS)]  # the first is that of the loss
-                found = _draw_score(self.pen, axes, group, self.tables, name, own, style, label)
+                found = self._draw_score(axes, group, name, own, style, label)
                 if found is not None:
                     ends.append((*found, own))
             if several:
                 names_beside(axes, [(where, own) for _, where, own in sorted(ends, key=lambda end: -end[0])])
+
+    def _draw_score(
+        self, axes: Axes, group: Group, score: str, colour: str, style: str, label: str
+    ) -> tuple[float, str] | None:
+        """Draws a score of a group, if it has it; gives the last value, and the place or places it is of."""
+        tables = [(table, self.circuits[i]) for i in group.at if (table := self.tables[i]) is not None]
+        found = [one for table, circuit in tables if (one := followed(table, score, circuit)) is not None]
+        if not found:
+            return None
+        if len(found) > 1:
+            band = Band.over([(one.rows.step, one.rows.value) for one in found])
+        else:
+            rows = found[0].rows
+            value, error = rows.value.to_numpy(float), np.nan_to_num(rows.stderr.to_numpy(float))
+            band = Band(rows.step.to_numpy(float), value, value - error, value + error)
+        places = {one.where for one in found}
+        where = places.pop() if len(places) == 1 else "each at its best place"
+        edges = {one.edges for one in found}
+        named = label.replace(score.replace("_", " "), edges.pop()) if edges != {score} and len(edges) == 1 else label
+        chosen = found[0].chosen if len({one.by_circuit for one in found}) == 1 else "circuit or highest"
+        line: Any = {"marker": "o", "ms": 2.5, "lw": 1.4, "ls": style}
+        curve = found[0].edges if len(found) == 1 else score
+        self.pen.draw(axes, f"{curve}, {where}", group.label, band, colour, f"{named}, {where} ({chosen})", **line)
+        beside = where if named == label else f"{where}, {named}"
+        return float(band.value[-1]), f"{beside} (circuit)" if chosen == "circuit" else beside
 
     def _chances(self, metric: str) -> dict[float, str]:
         """Chance levels with their colours: that of a run where runs differ and no other has this level."""
@@ -232,38 +268,6 @@ def _draw_metrics(pen: _Pen, loss: Axes, metric: Axes, group: Group, colour: str
             low, high = (batches.map(f).to_numpy(float) for f in (min, max))
             band = Band(one.step.to_numpy(float), one[name].to_numpy(float), low, high)
         pen.draw(axes, f"validation {name}", group.label, band, colour, written(group.label), ls=style)
-
-
-def _draw_score(
-    pen: _Pen,
-    axes: Axes,
-    group: Group,
-    tables: Sequence[pd.DataFrame | None],
-    score: str,
-    colour: str,
-    style: str,
-    label: str,
-) -> tuple[float, str] | None:
-    """Draws a score of a group, if it has it; gives the last value, and the place or places it is of."""
-    curves, places = [], []
-    for i in group.at:
-        table = tables[i]
-        place = None if table is None else strongest(table, score)
-        if table is not None and place is not None:
-            curves.append(curve_at(table, place))
-            places.append(place_name(place))
-    if not curves:
-        return None
-    if len(curves) > 1:
-        band = Band.over([(c.step, c.value) for c in curves])
-    else:
-        (one,) = curves
-        value, error = one.value.to_numpy(float), np.nan_to_num(one.stderr.to_numpy(float))
-        band = Band(one.step.to_numpy(float), value, value - error, value + error)
-    where = places[0] if len(set(places)) == 1 else "each at its best place"
-    line: Any = {"marker": "o", "ms": 2.5, "lw": 1.4, "ls": style}
-    pen.draw(axes, f"{score}, {where}", group.label, band, colour, f"{label}, {where}", **line)
-    return float(band.value[-1]), where
 
 
 def _bumps(bump: Any, n: int) -> list[Bump | None]:

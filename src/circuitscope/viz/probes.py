@@ -1,11 +1,16 @@
-"""The figure of a probe: its accuracy beside that of its control and chance, by hook and role and over training."""
+"""The figure of a probe: its accuracy beside that of its control and chance, by hook and role and over training.
+
+Where the control is as good as the probe, the probe's point has a ring.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from circuitscope.analysis.probes.control import no_better
 from circuitscope.errors import UserError
 from circuitscope.tasks import Role
 from circuitscope.viz.labels import legend_below, line_entry, name_levels, shade_entry
@@ -14,7 +19,9 @@ from circuitscope.viz.style import COLOURS, GREY, STYLES, Sheet, look, plain, wr
 
 _COLUMNS = ["run", "step", "layer", "hook", "role", "accuracy", "low", "high", "control", "selectivity", "chance"]
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_RING = "_no better than its control"
 _PALE: Any = {"lw": 0.9, "alpha": 0.45, "ms": 2.5}  # the control
+_RINGS: Any = {"marker": "o", "ms": 6, "mfc": "none", "mew": 0.8}
 _EVERY_STEP = StepAxis()
 
 
@@ -167,6 +174,8 @@ class _Drawing:
             yield line_entry(short_name(hook), line.pop("color", GREY), lw=1.4, ms=3, **line)
         if self.frame["control"].notna().any():
             yield line_entry("pale: control", GREY, **_PALE)
+        if any(line.get_label() == _RING for axes in self.figure.axes for line in axes.lines):
+            yield line_entry("ring: no better than its control", "black", ls="", **_RINGS)
         if self.shaded:
             yield shade_entry("loss bump")
         yield shade_entry("bands: 95% interval", COLOURS[0])
@@ -190,3 +199,7 @@ def _curve(axes: Axes, x: Sequence[float], rows: pd.DataFrame, column: str, labe
         axes.fill_between(x, low, high, color=line["color"], alpha=0.2, lw=0)
         if rows["control"].notna().any():
             axes.plot(x, rows["control"].astype(float), label=f"_{label}, control", **line, **_PALE)
+    worthless = no_better(rows).to_numpy()
+    if worthless.any():
+        at, height = np.asarray(x, float)[worthless], rows[column].to_numpy(float)[worthless]
+        axes.plot(at, height, color="black", ls="", label=_RING, **_RINGS)

@@ -2,9 +2,13 @@
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
 
 import circuitscope as cs
 from circuitscope import models
@@ -56,8 +60,9 @@ def test_rows_hold_what_the_functions_give():
         return rows[rows.quantity == quantity][column].tolist()
 
     found = layer_decay(model, TOKENS, 0).whole
-    assert values("kappa") == found.numbers["kappa"][0].tolist()
-    assert values("kappa", "stderr") == found.numbers["kappa"][1].tolist()
+    assert values("kappa_r2") == found.numbers["kappa_r2"][0].tolist()
+    assert values("mean_distance") == found.numbers["mean_distance"][0].tolist()
+    assert values("mean_distance", "stderr") == found.numbers["mean_distance"][1].tolist()
     assert values("off_diagonal_median") == [found.summary["off_diagonal_median"][0]]
     assert values("profile") == found.mean_profile[0].tolist()
     transition = transition_product(model, TOKENS, 0)
@@ -98,6 +103,41 @@ def test_every_preset_has_rows_and_no_infinite_ones(name):
         has_transition = mixer.name not in ("attention", "based", "gated_conv", "hyena", "lstm")
         assert ("transition" in factors) == has_transition
         assert ("phi" in factors) == (mixer.name != "lstm")
+
+
+class Shown(HookedRootModule):
+    """Another's model whose only layer has these matrices."""
+
+    def __init__(self, matrices):
+        super().__init__()
+        self.matrices = matrices
+        self.blocks = nn.ModuleList([nn.ModuleDict({"attn": nn.ModuleDict({"hook_pattern": HookPoint()})})])
+        self.setup()
+
+    def forward(self, tokens):
+        return self.blocks[0]["attn"]["hook_pattern"](self.matrices.expand(len(tokens), -1, -1, -1))
+
+
+def decay_of_matrices(matrices) -> pd.DataFrame:
+    tokens = torch.zeros(2, matrices.shape[-1], dtype=torch.long)
+    return pd.DataFrame(decay_rows(Shown(matrices), tokens, probes=0))
+
+
+def test_a_rate_is_in_the_table_where_its_fit_holds_and_its_r2_everywhere():
+    """Of 4 heads two fall exponentially; noise of a third and a fourth fits nothing."""
+    lag = torch.arange(16)[:, None] - torch.arange(16)
+    noise = torch.rand(4, 16, 16, generator=torch.Generator().manual_seed(0))
+    matrices = torch.stack([torch.exp(-rate * lag.clamp(min=0)) for rate in (0.2, 0.5, 0.0, 0.0)])
+    matrices[2:] = torch.exp(3 * noise[2:])
+    found = decay_of_matrices(matrices.tril())
+    by_head = {quantity: found[found.quantity == quantity].value for quantity in ("kappa", "kappa_r2")}
+    np.testing.assert_allclose(by_head["kappa"], [0.2, 0.5, np.nan, np.nan], atol=1e-6)
+    assert (by_head["kappa_r2"].iloc[2:] < 0.8).all()
+    quartiles = {q: found[found.quantity == f"kappa_{q}"].value.item() for q in ("q25", "median", "q75")}
+    assert quartiles == pytest.approx({"q25": 0.275, "median": 0.35, "q75": 0.425}, abs=1e-6)
+    fewer = decay_of_matrices(matrices[1:].tril())  # one of three
+    assert fewer[fewer.quantity == "kappa_median"].value.isna().all()
+    assert fewer[fewer.quantity == "kappa_r2_median"].value.notna().all()
 
 
 def test_a_gated_conv_too_narrow_for_a_fit_has_no_rate():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from circuitscope.analysis.decay.lag_profile import (
+    FIT_HOLDS,
     fit_decay,
     half_mass,
     jackknife_stderr,
@@ -77,15 +78,31 @@ def test_a_mean_over_channels_has_a_rate_that_shrinks_with_length_and_single_cha
         torch.testing.assert_close(fit_decay(channels(length)).kappa, rates, rtol=1e-9, atol=0)
 
 
-def test_r2_is_that_of_a_least_squares_line():
+def test_the_fit_is_a_least_squares_line_with_one_slope_and_a_level_for_even_and_for_odd_lags():
     by_lag = torch.rand(20, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
     y, x = by_lag[1:].log(), lags(20)[1:]
-    A = torch.stack([torch.ones_like(x), x], 1)
-    solution = torch.linalg.lstsq(A, y[:, None]).solution[:, 0]
-    r2 = 1 - (y - A @ solution).square().sum() / (y - y.mean()).square().sum()
+    even = (x % 2 == 0).double()
+    solution = torch.linalg.lstsq(A := torch.stack([even, 1 - even, x], 1), y[:, None]).solution[:, 0]
+    levels = torch.linalg.lstsq(A[:, :2], y[:, None]).solution[:, 0]
+    r2 = 1 - (y - A @ solution).square().sum() / (y - A[:, :2] @ levels).square().sum()
     fit = fit_decay(by_lag)
-    assert fit.kappa.item() == pytest.approx(-solution[1].item(), rel=1e-9)
+    assert fit.kappa.item() == pytest.approx(-solution[2].item(), rel=1e-9)
     assert fit.kappa_r2.item() == pytest.approx(r2.item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("jump", [1.0, 100.0])
+def test_keys_and_values_in_turn_do_not_hide_the_rate(jump):
+    by_lag = torch.exp(-0.2 * lags(32)) * torch.where(lags(32) % 2 == 0, jump, 1.0)
+    fit = fit_decay(by_lag)
+    assert fit.kappa.item() == pytest.approx(0.2, abs=1e-9)
+    assert fit.kappa_r2.item() == pytest.approx(1, abs=1e-9)
+
+
+def test_a_jump_between_even_and_odd_lags_alone_is_no_decay():
+    noise = torch.rand(32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    fit = fit_decay(torch.where(lags(32) % 2 == 0, 100.0, 1.0) * torch.exp(0.3 * noise))
+    assert fit.kappa.abs() < 0.02
+    assert fit.kappa_r2 < FIT_HOLDS
 
 
 def test_lags_with_nothing_stay_out_of_the_fit():
@@ -95,8 +112,8 @@ def test_lags_with_nothing_stay_out_of_the_fit():
     assert fit_decay(by_lag).kappa.item() == pytest.approx(0.5, abs=1e-9)
 
 
-@pytest.mark.parametrize(("taps", "fits"), [(3, False), (4, True)])
-def test_a_short_conv_is_fitted_only_where_three_lags_are_left(taps, fits):
+@pytest.mark.parametrize(("taps", "fits"), [(4, False), (5, True)])
+def test_a_short_conv_is_fitted_only_where_four_lags_are_left(taps, fits):
     by_lag = torch.where(lags(16) < taps, torch.exp(-0.7 * lags(16)), 0.0)
     found = torch.stack(fit_decay(by_lag))
     assert bool(found.isfinite().all()) == fits

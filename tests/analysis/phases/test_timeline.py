@@ -9,9 +9,10 @@ import pytest
 from circuitscope.analysis.causal.circuit import Circuit, Part
 from circuitscope.analysis.causal.interventions import Effect
 from circuitscope.analysis.phases.detection import transitions
-from circuitscope.analysis.phases.timeline import Timeline, at_places, curves_of, epoch_steps, place_name, strongest
+from circuitscope.analysis.phases.timeline import Timeline, curves_of, epoch_steps
 from circuitscope.analysis.phases.verdict import verdict
 from circuitscope.analysis.registry import ANALYSES
+from circuitscope.analysis.scores.curves import at_places, place_name, strongest
 from circuitscope.config import RunConfig
 from circuitscope.config.rate import learning_time
 from circuitscope.runs.run import Run

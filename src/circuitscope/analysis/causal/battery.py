@@ -51,7 +51,8 @@ def causal_rows(model: HookedModel, batch: Batch) -> list[Row]:
 
     Ablations are done with Φ of later layers free and, if all of these layers have Φ, also frozen. Channels are
     ablated in two groups: the tenth that puts most weight on the bound value, and the rest. `unit` is "accuracy lost"
-    (where labels are vectors, what their judge measures) or, for interchange, "effect" in 0..1. All of it comes to the CPU by one transfer.
+    (where labels are vectors, what their judge measures) or, for interchange, "effect" in 0..1. All of it comes to the
+    CPU by one transfer.
     """
     rows: list[Row] = []
     with Transfer() as transfer:

@@ -26,7 +26,7 @@ from circuitscope.analysis.measured import measured
 from circuitscope.analysis.reading.gradients import without_gradients
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.registry import Row, analysis
-from circuitscope.analysis.scores.edges import OFFSET, named_edges
+from circuitscope.analysis.scores.edges import LATER, OFFSET, named_edges
 from circuitscope.analysis.scores.head_weights import compositions
 from circuitscope.analysis.scores.held_out import HeldOut
 from circuitscope.analysis.scores.of_layers import EdgeSets, layer_weights
@@ -42,7 +42,7 @@ from circuitscope.tasks import Batch, Layout, any_value, check_batch
 
 Step = Literal["binding", "recall", "carry"]
 ENOUGH = 0.5  # share of the accuracy that a knockout must cost for a part to count as used
-_OFFSETS = (0, 1, 2, 3)
+_OFFSETS = (0, *LATER)
 _BETWEEN = "\n"  # the reasons in the column `untried`
 _NEEDS = (
     "a circuit needs a task with keys, values and queries, such as mqar, or with repeated blocks, such as induction"

@@ -20,6 +20,7 @@ class Results:
         sequences: how many held-out sequences each number is averaged over.
         tables: the tables, by the name of their analysis.
         partly: whether the run has checkpoints that were not asked for.
+        earlier: the circuit that was found before and is kept beside the run, if it is not among the tables.
     """
 
     run: Run
@@ -27,6 +28,7 @@ class Results:
     sequences: int
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     partly: bool = False
+    earlier: Circuit | None = None
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         return self.tables[name]
@@ -37,12 +39,17 @@ class Results:
     @cached_property
     def timeline(self) -> Timeline:
         """Transitions of loss and accuracy and, where they are known, of the scores."""
-        return timeline(self.run, self.tables.get("scores"))
+        return timeline(self.run, self.tables.get("scores"), self.known_circuit)
 
     @property
     def order(self) -> Order:
         """What happened first, among loss, metric and, where the circuit is known, its parts."""
-        return self.timeline.order(self.circuit if "circuit" in self else None)
+        return self.timeline.order(self.known_circuit)
+
+    @property
+    def known_circuit(self) -> Circuit | None:
+        """The recall circuit, where it was looked for now or before."""
+        return self.circuit if "circuit" in self else self.earlier
 
     @cached_property
     def circuit(self) -> Circuit:

@@ -30,7 +30,7 @@ from circuitscope.runs.run import Run
 from circuitscope.runs.store import write_whole
 
 SEQUENCES = 256
-_VERSION = 4  # version of what the tables hold
+_VERSION = 5  # version of what the tables hold
 _CANNOT_BE_WRITTEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -59,7 +59,9 @@ def analysis_results(
     saved = saved_steps(run)
     chosen = choose_steps(steps, saved)
     found = Results(run, chosen, sequences, partly=len(chosen) < len(saved))
-    for one in wanted:
+    if not any(one.name == "circuit" for one in wanted):
+        found.earlier = kept_circuit(run, sequences)
+    for one in sorted(wanted, key=lambda one: one.run_rows is not None):  # what follows from tables comes after them
         if one.run_rows is not None:
             found.tables[one.name] = _run_table(found, one, progress or Silent())
             continue
@@ -112,7 +114,8 @@ def analyze(
         sequences: how many held-out sequences each score is averaged over.
 
     Returns:
-        Columns run, step, layer, head (empty for the whole layer), factor, unit, score, weighting, value, stderr, n.
+        Columns run, step, layer, head (empty for the whole layer), factor, unit, score, weighting, value, stderr, n,
+        even (the score of a matrix with even rows).
     """
     if isinstance(run, Sequence) and not isinstance(run, str):
         runs = [Run.of(one) for one in run]
@@ -134,6 +137,13 @@ def circuits(
     """The recall circuit of checkpoints (the last by default), by step; kept in RUN/analysis/circuit.parquet."""
     frame = analysis_table(run, "circuit", steps=steps, sequences=sequences, progress=progress)
     return {int(str(step)): circuit_of(rows) for step, rows in frame.groupby("step")}
+
+
+def kept_circuit(run: Run, sequences: int = SEQUENCES) -> Circuit | None:
+    """The circuit of the last checkpoint in which it was looked for; None if it was in none. Nothing is computed."""
+    name = table_path(run, "circuit", sequences).stem
+    frame = kept_tables(run, name, ANALYSES["circuit"].table_columns).get(name)
+    return None if frame is None else circuit_of(frame[frame.step == frame.step.max()])
 
 
 def held_out(run: Run, sequences: int = SEQUENCES) -> HeldOut:

@@ -67,7 +67,7 @@ def gradient_reach(
 
 
 def squared_by_lag(
-    model: HookedModel, tokens: TokensLike, layer: int, probes: int | None, seed: int
+    model: HookedModel, tokens: InputsLike, layer: int, probes: int | None, seed: int
 ) -> tuple[Float[Tensor, "batch lag"], Float[Tensor, "batch lag"]]:
     """What `gradient_reach` averages, where the model is: sums of squares by sequence and lag, and their counts."""
     if probes is not None and not 1 <= probes <= _MOST:

@@ -4,20 +4,25 @@ m(δ) = mean over i − j = δ of |M_ij|, δ = 0 … L − 1. All functions work
 read from a profile for any leading axes, in float64. They depend on L, so compare only profiles of one length.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from circuitscope.devices import widest
 from circuitscope.errors import UserError
 
-FEWEST_LAGS = 3  # lags that a fit needs
+FEWEST_LAGS = 4  # lags that a fit needs
+FIT_HOLDS = 0.8  # R² from which a fit holds; below it the profile is not of that form, and its rate describes nothing
 
 
 class DecayFit(NamedTuple):
-    """log m(δ) = c − κ δ and log m(δ) = c − p log δ over δ ≥ 1, least squares, each with its own R²."""
+    """log m(δ) = c − κ δ and log m(δ) = c − p log δ over δ ≥ 1, least squares, each with its own R².
+
+    Even and odd lags have a constant c each: see `fit_decay`.
+    """
 
     kappa: Float[Tensor, "*lead"]
     kappa_r2: Float[Tensor, "*lead"]
@@ -50,27 +55,48 @@ def profile_by_sequence(matrix: Float[Tensor, "batch head dest src"]) -> Float[T
 def fit_decay(profile: Float[Tensor, "*lead lag"]) -> DecayFit:
     """Rate κ of an exponential and exponent p of a power law, fitted to the logarithm of a profile.
 
-    Ordinary least squares with an intercept, every lag δ ≥ 1 with the same weight. Lags where m(δ) is
-    zero, not finite, or below the smallest normal number of float32 (1.2e-38, where digits are lost)
-    are left out; with fewer than 3 lags left all four numbers are nan. R² of a constant profile is nan.
+    Ordinary least squares with one slope, every lag δ ≥ 1 with the same weight. Even and odd lags have an intercept
+    each, because a task may alternate keys and values: then every second lag reads from tokens of another kind, and
+    m(δ) jumps up and down as it falls. R² is the share of the variance within the even and within the odd lags that
+    the slope explains.
+
+    Lags where m(δ) is zero, not finite, or below the smallest normal number of float32 (1.2e-38, where digits are lost)
+    are left out; with fewer than 4 lags left all four numbers are nan. R² of a constant profile is nan.
     """
     m = profile.double()[..., 1:]
     kept = (m >= torch.finfo(torch.float32).tiny) & (m < torch.inf)
-    weight = kept.double()
-    count = weight.sum(-1)
     log_m = torch.where(kept, m, 1.0).log()
-    mean = log_m.sum(-1) / count
-    centred = weight * (log_m - mean[..., None])
-    total = torch.linalg.vecdot(centred, centred)
-    varies = total > count * (1e-14 * (1 + mean.abs())).square()  # beyond rounding
     lag = torch.arange(1, profile.shape[-1], dtype=torch.float64, device=m.device)
+    weights = [(kept & (lag % 2 == parity)).double() for parity in (0, 1)]
+    count = kept.sum(-1)
+    centred = _centred(log_m, weights)
+    total = torch.linalg.vecdot(centred, centred)
+    size = torch.where(kept, log_m, 0.0).abs().sum(-1) / count
+    varies = total > count * (1e-14 * (1 + size)).square()  # beyond rounding
     found: list[Tensor] = []
     for x in (lag, lag.log()):
-        spread = weight @ x.square() - (weight @ x).square() / count
-        slope = centred @ x / spread
+        place = _centred(x.expand_as(m), weights)
+        spread = torch.linalg.vecdot(place, place)
+        slope = torch.linalg.vecdot(centred, place) / spread
         r2 = torch.where(varies, slope.square() * spread / total, torch.nan)
         found += [torch.where(count >= FEWEST_LAGS, part, torch.nan) for part in (-slope, r2)]
     return DecayFit(*found)
+
+
+def holds(r2: Float[Tensor, "*lead"]) -> Bool[Tensor, "*lead"]:
+    """Whether a fit with this R² holds; that of a constant profile, whose R² is nan, does."""
+    return ~(r2 < FIT_HOLDS)
+
+
+def _centred(
+    values: Float[Tensor, "*lead lag"], weights: Sequence[Float[Tensor, "*lead lag"]]
+) -> Float[Tensor, "*lead lag"]:
+    """Values minus their mean within each group; zero outside of all groups."""
+    out = torch.zeros_like(weights[0])
+    for weight in weights:
+        mean = torch.linalg.vecdot(weight, values) / weight.sum(-1).clamp(min=1)
+        out += weight * (values - mean[..., None])
+    return out
 
 
 def half_mass(profile: Float[Tensor, "*lead lag"]) -> Float[Tensor, "*lead"]:

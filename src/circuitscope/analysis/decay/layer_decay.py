@@ -40,6 +40,7 @@ class Decay:
 
     `numbers` holds, for each head, kappa, kappa_r2, power, power_r2 (`fit_decay`), half_mass, mean_distance and
     off_diagonal; `summary` holds their quartiles over the heads for which they exist ("kappa_median", "kappa_q25" …).
+    Whether a fit holds is for the reader to judge by its R²; the table of the analysis leaves out rates that do not.
     Both come with standard errors over sequences by the jackknife. For half_mass these are nan: it is a step function
     of the profile, for which the jackknife does not work.
     """

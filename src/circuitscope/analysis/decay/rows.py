@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from circuitscope.analysis.decay.gradient_reach import pooled, squared_by_lag
-from circuitscope.analysis.decay.lag_profile import jackknife_stderr
-from circuitscope.analysis.decay.layer_decay import QUARTILES, LayerDecay, decay_by
+from circuitscope.analysis.decay.lag_profile import FIT_HOLDS, holds, jackknife_stderr
+from circuitscope.analysis.decay.layer_decay import QUARTILES, Decay, LayerDecay, decay_by
 from circuitscope.analysis.decay.transition import ByLag, TransitionNorms, norms_of
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.registry import Row, analysis
@@ -20,6 +20,8 @@ from circuitscope.errors import unknown
 from circuitscope.lens import HookedModel, layer_count, layer_index
 from circuitscope.mixers.reading import DeltaTransition, GatedTransition
 
+Summary = dict[str, tuple[float, float]]
+Numbers = dict[str, tuple[Float[Tensor, " head"], Float[Tensor, " head"]]]
 COLUMNS = {
     "layer": "int64",
     "head": "Int64",
@@ -36,7 +38,11 @@ COLUMNS = {
     "decay",
     "Decay of off-diagonal terms by lag, transition products, and the reach of gradients.",
     COLUMNS,
-    means={"head": "number of the head or channel; empty for the whole layer", "lag": "i − j; empty if not by lag"},
+    means={
+        "head": "number of the head or channel; empty for the whole layer",
+        "lag": "i − j; empty if not by lag",
+        "value": f"kappa and power are empty where R² of their fit is below {FIT_HOLDS}",
+    },
 )
 def decay_of(model: HookedModel, data: HeldOut) -> list[Row]:
     """`decay_rows` on held-out sequences."""
@@ -58,7 +64,7 @@ def decay_rows(
     factor                    quantity
     "phi", "composed" …       length; by lag profile (mean over heads), profile_median, _q25, _q75; by head and as
     and "phi_without_D" …     _median, _q25, _q75 of the layer: kappa, kappa_r2, power, power_r2, half_mass,
-                              mean_distance, off_diagonal
+                              mean_distance, off_diagonal; kappa and power are nan where their fit does not hold
     "transition"              by lag transition_norm, transition_rms (means over heads) and their quartiles;
                               time_constant by head and as quartiles, where the transition is gated
     "gradient"                by lag gradient_reach
@@ -103,11 +109,32 @@ def _phi_rows(found: LayerDecay) -> Iterator[Row]:
         for lag in range(found.length):
             yield _row(found.layer, None, factor, "profile", lag, value[lag], error[lag], found.n)
         yield from _quartile_rows(found.layer, factor, "profile", decay.profile, range(found.length), found.n)
-        for name, (one, spread) in decay.summary.items():
+        summary, numbers = _where_fits_hold(decay)
+        for name, (one, spread) in summary.items():
             yield _row(found.layer, None, factor, name, None, one, spread, found.n)
-        for name, (by_head, spreads) in decay.numbers.items():
+        for name, (by_head, spreads) in numbers.items():
             for head, (one, spread) in enumerate(zip(by_head.tolist(), spreads.tolist(), strict=True)):
                 yield _row(found.layer, head, factor, name, None, one, spread, found.n)
+
+
+def _where_fits_hold(decay: Decay) -> tuple[Summary, Numbers]:
+    """The numbers of a layer, without the rates of heads whose fit does not hold.
+
+    Quartiles of a rate are over the heads where it holds, without a standard error unless these are all heads; they are
+    nan where these are less than half of the heads.
+    """
+    summary, numbers = dict(decay.summary), dict(decay.numbers)
+    for rate in ("kappa", "power"):
+        value, spread = decay.numbers[rate]
+        fits = holds(decay.numbers[f"{rate}_r2"][0])
+        if bool(fits.all()):
+            continue
+        kept = torch.where(fits, value, torch.nan)
+        numbers[rate] = (kept, torch.where(fits, spread, torch.nan))
+        enough = 2 * int(fits.sum()) >= len(fits)
+        for word, q in QUARTILES.items():
+            summary[f"{rate}_{word}"] = (float(kept.nanquantile(q)) if enough else torch.nan, torch.nan)
+    return summary, numbers
 
 
 def _add_reach(rows: list[Row], layer: int, sums: list[Tensor]) -> None:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from circuitscope.analysis.causal.circuit import Circuit, Part
+from circuitscope.analysis.causal.circuit import Circuit
 from circuitscope.analysis.phases.detection import Transition, Transitions, transitions
 from circuitscope.analysis.phases.order import Order, order
 from circuitscope.analysis.phases.verdict import Verdict, largest_fall, verdict
 from circuitscope.analysis.registry import Row, run_analysis
+from circuitscope.analysis.scores.curves import curve_at, curve_of_part, followed, strongest
 from circuitscope.analysis.scores.registry import shown_in
 from circuitscope.config import RunConfig
 from circuitscope.config.rate import learning_time
 from circuitscope.errors import UserError
-from circuitscope.mixers.matched_token import MATCHED
 from circuitscope.runs.run import Run
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Timeline:
     def order(self, circuit: Circuit | None = None) -> Order:
         """The order of loss, metric, and the scores of those parts of the circuit that a knockout backs."""
         parts = () if circuit is None else circuit.parts
-        named = {"loss", self.metric, *(name for part in parts for name in curves_of_part(part))}
+        named = {"loss", self.metric, *(curve_of_part(part) for part in parts)}
         return order({name: several for name, several in self.found.items() if name in named}, at="midpoint")
 
 
@@ -91,7 +91,7 @@ def _no_phases(run: Run) -> str:
     COLUMNS,
     needs=("scores",),
     means={
-        "curve": "loss, accuracy, train loss, or a score with the place where it ends highest",
+        "curve": "loss, accuracy, train loss, or a score with its place: that of the circuit, or where it ends highest",
         "onset": "step at which a tenth of the transition is done",
         "midpoint": "step at which half of it is done",
         "end": "step at which nine tenths of it are done",
@@ -109,11 +109,11 @@ def phase_rows(found: "Results") -> Iterator[Row]:
     return found.timeline.rows()
 
 
-def curves_of(run: Run, scores: pd.DataFrame | None = None) -> dict[str, Curve]:
-    """Validation loss and the task's metric, train loss, and for each score the head (or layer) that ends highest.
+def curves_of(run: Run, scores: pd.DataFrame | None = None, circuit: Circuit | None = None) -> dict[str, Curve]:
+    """Validation loss and the task's metric, train loss, and each score where the circuit has it or it ends highest.
 
-    A score's curve is named by its score and place: "recall L1H0". Loss and metric are also scored at every checkpoint;
-    where there are more checkpoints than evaluations, as after a zoom, their curves are those.
+    A score's curve is named by its edges and place: "recall L1H0", "recall+1 L0 ssm". Loss and metric are also scored
+    at every checkpoint; where there are more checkpoints than evaluations, as after a zoom, their curves are those.
     """
     rows = run.metrics
     held = rows[rows.split == "validation"] if len(rows) else rows
@@ -138,10 +138,9 @@ def curves_of(run: Run, scores: pd.DataFrame | None = None) -> dict[str, Curve]:
     names = [name for score in shown_in("timeline") for name in score.means] if scores is not None else []
     for name in names:
         assert scores is not None
-        if (place := strongest(scores, name)) is not None:
-            curve = curve_at(scores, place)
-            values = curve.value.to_numpy(float)
-            out[f"{name} {place_name(place)}"] = _curve(run.config, curve.step.to_numpy(float), values)
+        if (found := followed(scores, name, circuit)) is not None:
+            steps, values = (found.rows[column].to_numpy(float) for column in ("step", "value"))
+            out[found.name] = _curve(run.config, steps, values)
     return out
 
 
@@ -168,51 +167,9 @@ def loss_bump(run: Run) -> tuple[float, float] | None:
     return None if drop is None else (drop.onset, drop.end)
 
 
-def curves_of_part(part: Part) -> tuple[str, str]:
-    """The names that the curve of a circuit's part may have."""
-    return f"{part.edges} {part.place}", f"{part.step} L{part.layer} composed"
-
-
-def at_places(scores: pd.DataFrame, score: str) -> pd.DataFrame:
-    """The rows of a score for each place: a head, or a whole layer where the units are channels, which are too many."""
-    rows = scores[(scores.score == score) & (scores.weighting != "signed")]
-    whole_layer = rows["head"].isna()
-    return rows[~((rows.unit == "head") & whole_layer | (rows.unit == "channel") & ~whole_layer).fillna(False)]
-
-
-def strongest(scores: pd.DataFrame, score: str, factor: str | None = None) -> "pd.Series[Any] | None":
-    """The row of the place where a score ends highest."""
-    rows = at_places(scores, score)
-    if factor is not None:
-        rows = rows[rows.factor == factor]
-    rows = rows[(rows.step == rows.step.max()) & rows.value.notna()]
-    return rows.loc[rows.value.idxmax()] if len(rows) else None
-
-
-def curve_at(scores: pd.DataFrame, place: "pd.Series[Any]") -> pd.DataFrame:
-    """A score at one place over all steps."""
-    same = (scores.score == place.score) & (scores.factor == place.factor) & (scores.weighting == place.weighting)
-    for column in ("layer", "head"):
-        same &= scores[column].isna() if pd.isna(place[column]) else (scores[column] == place[column]).fillna(False)
-    rows: pd.DataFrame = scores[same]
-    return rows.sort_values("step")
-
-
-def place_name(row: "pd.Series[Any]") -> str:
-    """L1H0 for a head, L0 composed for a whole layer, only the factor where the row is about the whole model.
-
-    A head whose matrix is not its Φ but a reading of it is called so: L0H0 matched.
-    """
-    if pd.isna(row.layer):
-        return str(row.factor)
-    if pd.isna(row["head"]):
-        return f"L{row.layer} {row.factor}"
-    return f"L{row.layer}H{row['head']}{f' {MATCHED}' if row.factor == MATCHED else ''}"
-
-
-def timeline(run: Run, scores: pd.DataFrame | None = None) -> Timeline:
+def timeline(run: Run, scores: pd.DataFrame | None = None, circuit: Circuit | None = None) -> Timeline:
     """Transitions of every curve of a run, the verdict on its loss bump, and where its data begins to repeat."""
-    curves, config = curves_of(run, scores), run.config
+    curves, config = curves_of(run, scores, circuit), run.config
     found = {name: curve.transitions() for name, curve in curves.items()}
     loss, metric = curves["loss"], curves[config.task.metric]
     accuracy = metric.values if config.task.metric == "accuracy" else np.full(len(loss.steps), np.nan)

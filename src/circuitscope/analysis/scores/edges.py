@@ -16,6 +16,9 @@ from circuitscope.arguments import explained
 from circuitscope.errors import UserError, described, shown, unknown
 from circuitscope.tasks import Layout, Role
 
+STEPS = ("binding", "recall")  # the scores whose edges a circuit may have after the value instead of at it
+LATER = (1, 2, 3)  # by so many positions
+
 
 @dataclass(frozen=True)
 class Edges:
@@ -62,6 +65,17 @@ class Edges:
                 f" of length {self.length}; expected [batch, head, dest, src]"
             )
         return matrix[self.sequence, :, self.dest, self.src]
+
+    def even(self, reach: int | None = None) -> float:
+        """The score of a matrix whose rows are even: 1 / n on each of the n positions that a row may read.
+
+        These are the row's own position and those before it or, of a conv, the last `reach` of them.
+        """
+        lag, allowed = self.dest - self.src, self.dest + 1
+        if reach is not None:
+            allowed = allowed.clamp(max=reach)
+        share = torch.where((lag >= 0) & (lag < allowed), 1 / allowed, 0.0)
+        return float(self.total(share[:, None]).mean())
 
     def total(self, per_edge: Float[Tensor, "edge head"]) -> Float[Tensor, "batch head"]:
         """Σ over the edges of a destination, averaged over the destinations of a sequence."""
@@ -126,6 +140,18 @@ def previous_token(layout: Layout) -> Edges:
 def induction(layout: Layout) -> Edges:
     """On repeated blocks: every position of repeats 2..r ← the positions after earlier occurrences of its token."""
     return _repeats(layout, "induction", after=1)
+
+
+@edge_score(
+    "induction_new_period",
+    "prefix matching on random blocks of a length that training never had",
+    on="new period",
+    shown=("table", "figure"),
+)
+def induction_new_period(layout: Layout) -> Edges:
+    """The control of `induction`: the same edges, on blocks of another length. A model that copies from a fixed
+    distance back scores high on blocks of its own length, and low here."""
+    return _repeats(layout, "induction_new_period", after=1)
 
 
 @edge_score("duplicate", "on earlier occurrences, repeated random blocks", on="repeats")

@@ -1,14 +1,24 @@
-"""The sequences that scores are computed on: the task's own, held out, and repeated random blocks."""
+"""The sequences that scores are computed on: the task's own, held out, and repeated random blocks.
+
+A model that was trained on repeated blocks may copy from a fixed distance back, without matching anything. Blocks of a
+length that training never had tell the two apart.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from circuitscope.analysis.scores.edges import LATER, STEPS, named_edges
 from circuitscope.analysis.scores.of_layers import EdgeSets
-from circuitscope.analysis.scores.registry import SCORES
+from circuitscope.analysis.scores.registry import SCORES, Sequences
 from circuitscope.errors import UserError
 from circuitscope.tasks import Batch, Induction, Task
 
 _LONGEST = 101  # positions in a sequence of repeated blocks, at most
+_NEEDED = {
+    "own": "keys, values and queries",
+    "repeats": "tokens, of which blocks are repeated",
+    "new period": "repeated blocks",
+}
 
 
 class HeldOut:
@@ -28,26 +38,51 @@ class HeldOut:
         elif task.inputs == "tokens" and min(longest, _LONGEST) >= 9:
             repeats = Induction.fitting(min(longest, _LONGEST), task.needs()["vocab_size"])
             self.repeats = repeats.batch(0, split="test", size=sequences, seed=seed)
+        self.new_period = _other_blocks(task, longest, sequences, seed)
         self._edges: dict[tuple[str, ...], EdgeSets | None] = {}
 
     def fewer(self, sequences: int) -> "HeldOut":
         """Such sequences, but not so many."""
         return HeldOut(self.task, longest=self._longest, sequences=sequences, seed=self._seed)
 
-    def edges(self, names: Sequence[str], on: str) -> EdgeSets | None:
-        """The edges of the named scores that are measured on "own" or on "repeats"; None if there are none."""
+    def batch(self, on: Sequences) -> Batch | None:
+        """The sequences of a kind; None if the task or the model has none."""
+        return {"own": self.own, "repeats": self.repeats, "new period": self.new_period}[on]
+
+    def edges(self, names: Sequence[str], on: Sequences) -> EdgeSets | None:
+        """The edges of those of the named scores that are measured on sequences of a kind; None if there are none.
+
+        Args:
+            names: of scores, or of their edges some positions later, as in "recall+1".
+        """
         if (on, *names) not in self._edges:
-            self._edges[on, *names] = self._edge_sets(names, self.own if on == "own" else self.repeats, on)
+            self._edges[on, *names] = self._edge_sets(names, self.batch(on), on)
         return self._edges[on, *names]
 
-    def _edge_sets(self, names: Sequence[str], batch: Batch | None, on: str) -> EdgeSets | None:
+    def _edge_sets(self, names: Sequence[str], batch: Batch | None, on: Sequences) -> EdgeSets | None:
         found = []
-        for score in (SCORES[name] for name in names):
+        for name in names:
+            score = SCORES[name.partition("+")[0]]
             if batch is None or score.edges is None or score.on != on or not score.possible_on(batch.layout):
                 continue
-            edges = replace(score.edges(batch.layout), name=score.name)
-            found += [edges] if len(edges.src) else []
+            edges = named_edges(name, batch.layout) if "+" in name else score.edges(batch.layout)
+            found += [replace(edges, name=name)] if len(edges.src) else []
         return EdgeSets(tuple(found)) if found else None
+
+
+def with_later(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of scores and, of those that are steps of a circuit, also of their edges after the value."""
+    return (*names, *(f"{name}+{offset}" for name in names if name in STEPS for offset in LATER))
+
+
+def _other_blocks(task: Task, longest: int, sequences: int, seed: int) -> Batch | None:
+    """Blocks one token longer than any that the task repeats or, where they do not fit twice, one token shorter."""
+    vocab, most = task.needs().get("vocab_size", 0), min(longest, _LONGEST) - 1
+    for block in (task.periods.stop, task.periods.start - 1) if task.periods else ():
+        if 2 <= block < vocab and most // block >= 2:
+            other = Induction(block=block, repeats=most // block, varied=False, vocab_size=vocab)
+            return other.batch(0, split="test", size=sequences, seed=seed)
+    return None
 
 
 def check_scores(names: str | Sequence[str] | None, task: Task) -> tuple[str, ...]:
@@ -60,6 +95,8 @@ def check_scores(names: str | Sequence[str] | None, task: Task) -> tuple[str, ..
     )
     for name in names or ():
         if SCORES[name].name not in possible:
-            needs = "keys, values and queries" if SCORES[name].on == "own" else "tokens, of which blocks are repeated"
-            raise UserError(f"{name} needs a task with {needs}, and {task.name} has none; valid: {', '.join(possible)}")
+            raise UserError(
+                f"{name} needs a task with {_NEEDED[SCORES[name].on]}, and {task.name} has none; valid: "
+                + ", ".join(possible)
+            )
     return tuple(names or possible)

@@ -5,6 +5,7 @@ matrix is built; every other matrix is built in slices of its units and read sli
 """
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,6 +44,20 @@ class EdgeSets:
         start = np.zeros(batch * length + 1, np.int64)
         np.cumsum(np.bincount(row.numpy(), minlength=batch * length), out=start[1:])
         return EdgeList(start, src[order].numpy(), of[order].numpy(), len(self.sets), length)
+
+    def even(self, product: Product) -> dict[str, float]:
+        """What a matrix with the reach of this one would score if its rows were even; nan where that is not known."""
+        if not product.causal:
+            return {chosen.name: math.nan for chosen in self.sets}
+        taps = product.factors[0].taps if len(product.factors) == 1 else None
+        reach = None if taps is None else taps.shape[1]
+        if reach not in self._even:
+            self._even[reach] = {chosen.name: chosen.even(reach) for chosen in self.sets}
+        return self._even[reach]
+
+    @cached_property
+    def _even(self) -> dict[int | None, dict[str, float]]:
+        return {}
 
     @cached_property
     def of_listed(self) -> "_Listed":

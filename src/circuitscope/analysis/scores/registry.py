@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Display = Literal["table", "timeline", "dynamics", "figure", "report"]
 EVERYWHERE: tuple[Display, ...] = ("table", "timeline", "dynamics", "figure", "report")
+Sequences = Literal["own", "repeats", "new period"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -31,8 +32,9 @@ class Score:
         means: what each name in the column `score` of the table means, in a few words.
         edges: gives the edges whose weight is the score, from a layout.
         rows: gives rows of the table from a model and held-out sequences.
-        on: the sequences it is measured on: the task's "own", or "repeats" of random blocks, which are outside the
-            distribution of most tasks.
+        on: the sequences it is measured on: the task's "own"; "repeats" of random blocks, which are outside the
+            distribution of most tasks; or, of a task whose own sequences repeat blocks, blocks of a "new period",
+            which training never had.
         needs: what a layout must have for it: "pairs" of keys and values, "answers" (values that are asked for), or
             nothing in particular.
         shown: the displays it is part of.
@@ -42,7 +44,7 @@ class Score:
     means: dict[str, str]
     edges: "Callable[[Layout], Edges] | None" = None
     rows: "Callable[[HookedModel, HeldOut], Iterable[Row]] | None" = None
-    on: Literal["own", "repeats"] = "own"
+    on: Sequences = "own"
     needs: Literal["", "answers", "pairs"] = ""
     shown: frozenset[str] = field(default_factory=frozenset)
 
@@ -66,7 +68,7 @@ def edge_score(
     name: str,
     means: str,
     *,
-    on: Literal["own", "repeats"] = "own",
+    on: Sequences = "own",
     needs: Literal["", "answers", "pairs"] = "",
     shown: Iterable[Display] = ("table", "figure"),
 ) -> Callable[[Function], Function]:

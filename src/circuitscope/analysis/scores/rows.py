@@ -1,5 +1,6 @@
 """All circuit scores of one model as tidy rows: what `analyze` saves for a checkpoint."""
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from circuitscope.analysis.reading.opened import Walk, opened
 from circuitscope.analysis.registry import Row, analysis
 from circuitscope.analysis.scores.answers import Judged, judged
 from circuitscope.analysis.scores.head_weights import compositions, copying_scores, distinct
-from circuitscope.analysis.scores.held_out import HeldOut, check_scores
+from circuitscope.analysis.scores.held_out import HeldOut, check_scores, with_later
 from circuitscope.analysis.scores.of_layers import EdgeSets, layer_weights
 from circuitscope.analysis.scores.registry import SCORES, Score, row_score
 from circuitscope.analysis.scores.weight_on_edges import summarize
@@ -32,6 +33,7 @@ COLUMNS = {
     "value": "float64",
     "stderr": "float64",
     "n": "int64",
+    "even": "float64",
 }
 
 
@@ -44,13 +46,14 @@ COLUMNS = {
         "factor": "the matrix: a factor of Φ, Φ itself, or all factors composed",
         "unit": "what head counts: heads or channels",
         "weighting": "raw: shares as they are; abs: |Φ| over its row sum; signed: Φ over the row sum of |Φ|",
+        "even": "the score of a matrix whose rows are even over all positions that it may read; empty if not on edges",
     },
-    depends_on=lambda run: sorted(check_scores(None, run.config.task)),
+    depends_on=lambda run: sorted(with_later(check_scores(None, run.config.task))),
     at_once=lambda run, sequences: readable_at_once(run.config.model, sequences * run.config.task.max_length),
 )
 def every_score(model: HookedModel, data: HeldOut) -> Iterator[Row]:
-    """Rows of all scores that the task can have."""
-    return score_rows(model, data, check_scores(None, data.task))
+    """Rows of all scores that the task can have, and of the edges that a circuit may have instead of theirs."""
+    return score_rows(model, data, with_later(check_scores(None, data.task)))
 
 
 @without_gradients
@@ -68,10 +71,12 @@ def score_rows(model: HookedModel, data: HeldOut, names: Sequence[str]) -> Itera
     yield from _weight_rows(weights, found[: len(weights)])
     if given:
         yield from model_rows(Judged(*found[len(weights) :]), data.own)
-    if data.repeats is not None and (edges := data.edges(names, "repeats")):
-        weights = list(_weights(opened(model).walk(data.repeats.inputs), edges))
-        yield from _weight_rows(weights, on_cpu([per_sequence for _, per_sequence in weights]))
-    for rows in (SCORES[name].rows for name in names):
+    for on in ("repeats", "new period"):
+        batch, edges = data.batch(on), data.edges(names, on)
+        if batch is not None and edges is not None:
+            weights = list(_weights(opened(model).walk(batch.inputs), edges))
+            yield from _weight_rows(weights, on_cpu([per_sequence for _, per_sequence in weights]))
+    for rows in (SCORES[name].rows for name in names if "+" not in name):
         if rows is not None:
             yield from rows(model, data)
 
@@ -79,17 +84,21 @@ def score_rows(model: HookedModel, data: HeldOut, names: Sequence[str]) -> Itera
 def _weights(walk: Walk, edges: EdgeSets | None) -> Iterator[tuple[dict[str, Any], Tensor]]:
     """Weights on edges, where the model is, each with what its rows say besides.
 
-    Without edges only the pass is made, because it gives the logits.
+    On the edges after the value, which only a circuit asks for, these are weights of heads or of whole layers, not of
+    every channel. Without edges only the pass is made, because it gives the logits.
     """
     if not edges:
         deque(walk, maxlen=0)
         return
     for layer, product, of_units, whole in layer_weights(walk, edges):
         place: dict[str, Any] = {"layer": layer, "factor": product.name, "unit": product.unit}
+        even = edges.even(product)
         for (name, weighting), per_sequence in of_units.items():
-            yield {"score": name, "weighting": weighting, "of_units": True, **place}, per_sequence
+            if "+" not in name or (product.unit == "head" and weighting != "signed"):
+                said = {"score": name, "weighting": weighting, "even": even[name], "of_units": True}
+                yield {**said, **place}, per_sequence
         for name, per_sequence in whole.items():
-            yield {"score": name, "weighting": "abs", "of_units": False, **place}, per_sequence
+            yield {"score": name, "weighting": "abs", "even": even[name], "of_units": False, **place}, per_sequence
 
 
 def _weight_rows(weights: list[tuple[dict[str, Any], Tensor]], found: list[Tensor]) -> Iterator[Row]:
@@ -227,6 +236,7 @@ def _row(
     head: int | None = None,
     factor: str = "model",
     unit: str | None = None,
+    even: float = math.nan,
 ) -> Row:
     return {
         "layer": layer,
@@ -238,4 +248,5 @@ def _row(
         "value": value,
         "stderr": stderr,
         "n": n,
+        "even": even,
     }

@@ -159,7 +159,7 @@ class _Section:
             for view in matrices.views
         ]
         told["rank"] = leading_score(self.data.own.layout).name
-        told["first"] = place_of(self.scores, told["rank"])
+        told["first"] = place_of(self.found, told["rank"])
         told["notes"] = self._notes(told, matrices, fits)
         return told, matrices.stored()
 

@@ -8,10 +8,10 @@ import pandas as pd
 
 from circuitscope.analysis.checkpoints.results import Results
 from circuitscope.analysis.checkpoints.runner import analysis_results, table_path
-from circuitscope.analysis.phases.timeline import curve_at, place_name, strongest
 from circuitscope.analysis.pictures.choice import View
 from circuitscope.analysis.probes import kept_probes
 from circuitscope.analysis.registry import ANALYSES, refusal
+from circuitscope.analysis.scores.curves import followed
 from circuitscope.analysis.scores.registry import shown_in
 from circuitscope.errors import UserError, escaped
 from circuitscope.progress import Progress
@@ -20,6 +20,7 @@ from circuitscope.viz.charts.kinds import number, numbers, told
 from circuitscope.viz.charts.probes import probe_charts
 from circuitscope.viz.registry import CHARTS, words_of
 from circuitscope.viz.words.heading import heading, state
+from circuitscope.viz.words.probes import control_lines
 
 _POINTS = 1500  # points of a curve, at most
 _ALWAYS = ("scores", "phases", "circuit")  # computed for every report; other analyses are shown if the run has them
@@ -53,7 +54,7 @@ def facts(found: Results) -> dict[str, Any]:
         "curves": _curves(run),
         "metric": run.config.task.metric,
         "chance": run.config.task.chance,
-        "headline": list(_headline(found["scores"])),
+        "headline": list(_headline(found)),
         **_transitions(found),
         **_circuit(found),
         "analyses": [*_analyses(found), *_probes(run)],
@@ -72,10 +73,13 @@ def scores_of(view: View, scores: pd.DataFrame, steps: Sequence[int]) -> dict[st
     return out
 
 
-def place_of(scores: pd.DataFrame, score: str) -> tuple[int, str] | None:
-    """Layer and factor where a score ends highest."""
-    place = strongest(scores, score)
-    return None if place is None else (int(place.layer), str(place.factor))
+def place_of(found: Results, score: str) -> tuple[int, str] | None:
+    """Layer and factor where the circuit has a score or, if it names none, where the score ends highest."""
+    curve = followed(found["scores"], score, found.known_circuit)
+    if curve is None:
+        return None
+    place = curve.rows.iloc[-1]
+    return int(place.layer), str(place.factor)
 
 
 def _transitions(found: Results) -> dict[str, Any]:
@@ -85,7 +89,11 @@ def _transitions(found: Results) -> dict[str, Any]:
     when = found.timeline
     keys = ("onset", "midpoint", "end", "low", "high", "size")
     events = [
-        {"curve": name, "of": name.partition(" ")[0], **{key: number(getattr(t, key)) for key in keys}}
+        {
+            "curve": name,
+            "of": name.partition(" ")[0].partition("+")[0],
+            **{key: number(getattr(t, key)) for key in keys},
+        }
         for name, several in when.found.items()
         if name != "train loss"
         for t in several
@@ -132,7 +140,8 @@ def _probes(run: Run) -> Iterator[dict[str, Any]]:
             name = file.replace("-", " ", 1)
         used.add(name)
         about = f"Reads {row.target} with the model {row.model}, tested on {row.n_test:,} examples."
-        yield {"name": name, "about": about, "said": [], "charts": [told(chart) for chart in probe_charts(frame)]}
+        said = list(control_lines(frame[frame.step == frame.step.max()]))
+        yield {"name": name, "about": about, "said": said, "charts": [told(chart) for chart in probe_charts(frame)]}
 
 
 def _curves(run: Run) -> dict[str, Any]:
@@ -154,17 +163,21 @@ def _curves(run: Run) -> dict[str, Any]:
     return out
 
 
-def _headline(scores: pd.DataFrame) -> Iterable[dict[str, Any]]:
+def _headline(found: Results) -> Iterable[dict[str, Any]]:
+    """The curves of the scores that the report shows, each on the edges and at the place where it is followed."""
     for score in (name for shown in shown_in("report") for name in shown.means):
-        if (place := strongest(scores, score)) is None:
+        curve = followed(found["scores"], score, found.known_circuit)
+        if curve is None:
             continue
-        rows = curve_at(scores, place)
         yield {
             "score": score,
-            "place": place_name(place),
-            "step": rows.step.tolist(),
-            "value": numbers(rows.value),
-            "stderr": numbers(rows.stderr),
+            "edges": curve.edges,
+            "place": curve.where,
+            "chosen": curve.chosen,
+            "step": curve.rows.step.tolist(),
+            "value": numbers(curve.rows.value),
+            "stderr": numbers(curve.rows.stderr),
+            "even": number(float(curve.rows.even.iloc[-1])),
         }
 
 

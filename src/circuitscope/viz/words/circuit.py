@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from circuitscope.analysis.causal.circuit import Circuit
 from circuitscope.analysis.checkpoints.results import Results
 from circuitscope.analysis.measured import measured
-from circuitscope.analysis.phases.timeline import Timeline, curves_of_part
+from circuitscope.analysis.phases.timeline import Timeline
+from circuitscope.analysis.scores.curves import curve_of_part
 from circuitscope.viz.registry import Said, TextTable, words
 
 
@@ -40,7 +41,7 @@ def since(timeline: Timeline, circuit: Circuit) -> dict[str, float]:
     """The step from which each part of a circuit is there: the midpoint of its score's largest rise."""
     out: dict[str, float] = {}
     for part in circuit.parts:
-        rises = [t for name in curves_of_part(part) for t in timeline.found.get(name, ()) if t.size > 0]
+        rises = [t for t in timeline.found.get(curve_of_part(part), ()) if t.size > 0]
         if rises:
             out[part.step] = max(rises, key=lambda t: t.size).midpoint
     return out

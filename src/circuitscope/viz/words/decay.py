@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 import pandas as pd
 
 from circuitscope.analysis.checkpoints.results import Results
-from circuitscope.viz.registry import TextTable, by_label, words
+from circuitscope.analysis.decay.lag_profile import FIT_HOLDS
+from circuitscope.viz.registry import Said, TextTable, by_label, words
 
 _QUANTITIES = {
     ("phi", "kappa_median"): "rate κ of |Φ|, median over heads or channels",
@@ -24,14 +25,21 @@ _BY_LAG = {
     ("gradient", "gradient_reach"): "gradient reach, lag {lag}",
 }
 _LAGS = (1, 8, 32)
+_NO_FIT = "no fit"
 
 
 @words("decay", side_by_side=True)
-def decay_words(*found: Results) -> Iterator[TextTable]:
-    """One table with a column for each run."""
+def decay_words(*found: Results) -> Iterator[Said]:
+    """One table with a column for each run, and what it means where nothing fits."""
     frames = by_label([one.run for one in found], [one["decay"] for one in found])
     several = any(frame.step.nunique() > 1 for frame in frames.values())
-    yield TextTable(("", "decay, first → last step" if several else "decay", *frames), list(decay_lines(frames)))
+    lines = list(decay_lines(frames))
+    yield TextTable(("", "decay, first → last step" if several else "decay", *frames), lines)
+    if any(_NO_FIT in cell for line in lines for cell in line):
+        yield (
+            f"{_NO_FIT}: R² is below {FIT_HOLDS} in more than half of the heads or channels, so |Φ| does not fall"
+            " like that, and a rate would describe nothing"
+        )
 
 
 def decay_lines(frames: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, ...]]:
@@ -55,7 +63,20 @@ def decay_lines(frames: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, ...]]
 def _first_and_last(frame: pd.DataFrame, layer: int, factor: str, quantity: str, lag: int | None) -> str:
     rows = frame[(frame.layer == layer) & (frame.factor == factor) & (frame.quantity == quantity)]
     rows = rows[rows["head"].isna() & (rows.lag.isna() if lag is None else rows.lag == lag)].sort_values("step")
-    if rows.value.isna().all():
+    fits = _fits(frame, layer, factor, quantity)
+    if rows.value.isna().all() and not any(r2 < FIT_HOLDS for r2 in fits.values()):
         return ""
-    first, last = rows.value.iloc[0], rows.value.iloc[-1]
-    return f"{first:.3g}" if len(rows) == 1 else f"{first:.3g} → {last:.3g}"
+    first, last = (
+        _NO_FIT if fits.get(step, 1.0) < FIT_HOLDS else f"{value:.3g}"
+        for step, value in (rows[["step", "value"]].iloc[i] for i in (0, -1))
+    )
+    return first if len(rows) == 1 else f"{first} → {last}"
+
+
+def _fits(frame: pd.DataFrame, layer: int, factor: str, quantity: str) -> dict[int, float]:
+    """R² of the fit behind a rate, by step; empty for any other quantity."""
+    if quantity not in ("kappa_median", "power_median"):
+        return {}
+    r2 = frame[(frame.layer == layer) & (frame.factor == factor) & frame["head"].isna()]
+    r2 = r2[r2.quantity == quantity.replace("_median", "_r2_median")]
+    return {int(step): float(value) for step, value in zip(r2.step, r2.value, strict=True)}

@@ -15,7 +15,7 @@ def phase_words(found: Results) -> Iterator[str]:
     """The timeline of the run, and the order of what a knockout backs."""
     yield from timeline_lines(found.timeline)
     yield from order_lines(found.order)
-    if "circuit" not in found and len(found.timeline.found) > len(("loss", found.timeline.metric, "train loss")):
+    if found.known_circuit is None and len(found.timeline.found) > len(("loss", found.timeline.metric, "train loss")):
         yield "  scores are left out of the order: no knockout backs them here (--circuit tries)"
 
 

@@ -38,9 +38,17 @@ class Curves extends Charts {
         levels: chance ? [[`any value of the context: ${fraction(chance)}`, chance]] : [],
       });
     }
-    const scores = this.run.headline.map(({ score, place, step, value }) => {
-      return { name: `${words(score)} ${place}`, colour: this.ink(score), step, value, dots: true };
+    const scores = this.run.headline.map(({ score, edges, place, chosen, step, value }) => {
+      const name = `${words(edges)} ${place} (${chosen})`;
+      return { name, colour: this.ink(score), step, value, dots: true };
     });
+    const even = this.run.headline
+      .filter((line) => line.even != null && line.step.length > 1)
+      .map(({ score, step, even: level }) => {
+        const ends = [step[0], step.at(-1)];
+        const value = [level, level];
+        return { name: "even", colour: this.ink(score), step: ends, value, dotted: true, silent: true };
+      });
     const picked = (this.picked?.lines ?? []).map((line) => {
       return { ...line, colour: this.ink(line.score), dashed: true };
     });
@@ -48,8 +56,8 @@ class Curves extends Charts {
       const [low, high] = extent([...scores, ...picked]);
       out.push({
         slot: "scores",
-        title: "Scores: share of the weight",
-        lines: [...scores, ...picked],
+        title: `Scores: share of the weight${even.length ? " (dotted: even weights)" : ""}`,
+        lines: [...even, ...scores, ...picked],
         low: Math.min(0, low),
         high: Math.max(1, high),
         height: 118,

@@ -262,10 +262,13 @@ class Panel {
     this.view = view;
     this.offerHeads();
     const { title, scores } = this.run.views[view];
-    const shown = this.run.headline.map(({ score }) => score).filter((score) => scores[score]);
+    const edgesOfView = ({ score, edges }) => (scores[edges] ? edges : score); // a channel has no recall+1
+    const shown = this.run.headline.filter((line) => scores[edgesOfView(line)]);
     this.curves.pick({
       name: title,
-      lines: shown.map((score) => ({ score, step: this.run.steps, value: scores[score] })),
+      lines: shown.map((line) => {
+        return { score: line.score, step: this.run.steps, value: scores[edgesOfView(line)] };
+      }),
     });
     if (!("DecompressionStream" in window)) {
       this.title.textContent = "This browser cannot open the matrices: it has no DecompressionStream.";
