@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError, described
 from circuitscope.hooks import hook
 from circuitscope.kernels import forks
@@ -24,6 +25,7 @@ from circuitscope.mixers.positions import sinusoidal
 from circuitscope.mixers.reading import Reading
 from circuitscope.models.block import Block
 from circuitscope.models.config import ModelConfig
+from circuitscope.models.generation import ModelState, generate, start, state_at, through_layers, why_no_steps
 from circuitscope.models.norm import HookedLayerNorm
 from circuitscope.models.tokens import TokensLike, as_tokens
 
@@ -172,21 +174,78 @@ class HookedLM(HookedRootModule):
         """Token numbers as a tensor [batch, pos] on the model's device. The model has no tokenizer."""
         return as_tokens(tokens, self.embed.weight.device)
 
-    def forward(self, tokens: TokensLike, at: Int[Tensor, " label"] | None = None) -> Float[Tensor, "*lead vocab"]:
+    def forward(
+        self,
+        tokens: TokensLike,
+        at: Int[Tensor, " label"] | None = None,
+        *,
+        initial_state: ModelState | None = None,
+    ) -> Float[Tensor, "*lead vocab"]:
         """Logits [batch, pos, vocab]; with `at`, logits [label, vocab] at those flat positions only.
 
         `at` holds indices row · length + pos, as `Batch.labelled()` gives them. It saves work and changes no
         logit: everything after the last mixer, including the unembedding, runs at those positions only, so
         hooks there see [label, …] instead of [batch, pos, …].
-        """
-        return F.linear(self.hidden(tokens, at), self.W_U.T)
 
-    def hidden(self, tokens: TokensLike, at: Int[Tensor, " label"] | None = None) -> Float[Tensor, "*lead d_model"]:
+        With an `initial_state` the tokens follow those that the state has read. Then the recurrent steps compute, which
+        are plain torch and slower than the kernels; hooks on Φ, on convs' matrices and on states are refused.
+        """
+        return F.linear(self.hidden(tokens, at, initial_state=initial_state), self.W_U.T)
+
+    def hidden(
+        self,
+        tokens: TokensLike,
+        at: Int[Tensor, " label"] | None = None,
+        *,
+        initial_state: ModelState | None = None,
+    ) -> Float[Tensor, "*lead d_model"]:
         """What the unembedding reads: the final norm's output."""
         if at is not None and not isinstance(at, Tensor):
             raise UserError(f"at: expected a tensor of flat positions, as batch.labelled() gives, got {described(at)}")
-        out: Tensor = self.ln_final(self.layers[-1](self.stream_before(tokens, self.config.n_layers - 1), at))
+        if initial_state is None:
+            resid = self.layers[-1](self.stream_before(tokens, self.config.n_layers - 1), at)
+        else:
+            resid, _ = through_layers(self, self.to_tokens(tokens), initial_state, at)
+        out: Tensor = self.ln_final(resid)
         return out
+
+    def start(self, batch: int = 1) -> ModelState:
+        """The state before the first position, for a batch of sequences."""
+        return start(self, batch)
+
+    def step(self, tokens: TokensLike, state: ModelState) -> tuple[Float[Tensor, "batch pos vocab"], ModelState]:
+        """Logits of one or more tokens that follow those of a state, and the state after them.
+
+        Gradients flow to the state that is given and out of the one that is returned.
+        """
+        resid, after = through_layers(self, self.to_tokens(tokens), state)
+        return F.linear(self.ln_final(resid), self.W_U.T), after
+
+    def state_at(self, tokens: TokensLike, pos: int) -> ModelState:
+        """The state in which position `pos` finds the model: `model(tokens[:, pos:], initial_state=…)` goes on from it.
+
+        It holds all that the model keeps of tokens[:, :pos], the tails of convs and shifts included.
+        """
+        return state_at(self, self.to_tokens(tokens), pos)
+
+    @explained
+    def generate(
+        self, tokens: TokensLike, n: int, *, temperature: float = 0.0, seed: int = 0, stop: int | None = None
+    ) -> Int[Tensor, "batch pos"]:
+        """The tokens, followed by n more, each of which the model says after those before it.
+
+        Args:
+            tokens: prompts of one length.
+            temperature: 0 takes the likeliest token; otherwise tokens are drawn from softmax(logits / temperature).
+            seed: of the draws; the same seed draws the same tokens.
+            stop: a sequence that has said this token goes on with nothing else.
+        """
+        return generate(self, self.to_tokens(tokens), n, temperature, seed, stop)
+
+    @property
+    def cannot_generate(self) -> str:
+        """Why the model cannot generate, in one sentence; "" if it can."""
+        return why_no_steps(self)
 
     def stream_before(self, tokens: TokensLike, layer: int) -> Float[Tensor, "batch pos d_model"]:
         """The residual stream that enters a layer."""
@@ -202,13 +261,13 @@ class HookedLM(HookedRootModule):
         found: Reading = block.mixer.reading(block.mixer_input(self.stream_before(tokens, layer)))
         return found
 
-    def embedded(self, tokens: TokensLike) -> Float[Tensor, "batch pos d_model"]:
-        """The residual stream before the first layer."""
+    def embedded(self, tokens: TokensLike, first: int = 0) -> Float[Tensor, "batch pos d_model"]:
+        """The residual stream before the first layer; `first` is the position of the first token."""
         tokens = self.to_tokens(tokens)
-        self._check_length(tokens)
+        self.check_length(first + tokens.shape[1])
         resid: Tensor = self.hook_embed(self._looked_up(tokens))
         if self.config.positions in ("learned", "sinusoidal"):
-            resid = resid + self.hook_pos_embed(self.pos_embed[: tokens.shape[1]].expand_as(resid))
+            resid = resid + self.hook_pos_embed(self.pos_embed[first : first + tokens.shape[1]].expand_as(resid))
         return F.dropout(resid, self.config.embed_dropout, self.training) if self.config.embed_dropout else resid
 
     def _looked_up(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
@@ -220,12 +279,13 @@ class HookedLM(HookedRootModule):
             raise UserError(f"token {wrong}, but the model has tokens 0 to {last}") from None
         return found
 
-    def _check_length(self, tokens: Tensor) -> None:
+    def check_length(self, length: int) -> None:
+        """Refuses a sequence that is longer than the positions that are added to the stream."""
         limited = self.config.positions in ("learned", "sinusoidal")
-        if limited and tokens.shape[1] > self.config.max_length:
+        if limited and length > self.config.max_length:
             raise UserError(
-                f"sequence of {tokens.shape[1]} positions, but the model has {self.config.positions} positions"
-                f" for {self.config.max_length}; build it with max_length={tokens.shape[1]}"
+                f"sequence of {length} positions, but the model has {self.config.positions} positions"
+                f" for {self.config.max_length}; build it with max_length={length}"
             )
 
     def run_with_cache(  # type: ignore[override]
