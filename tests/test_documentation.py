@@ -51,6 +51,7 @@ def test_there_are_snippets_to_run():
         "analysis.md",
         "phases.md",
         "extending.md",
+        "generation.md",
         "your-own-data.md",
     }
 

@@ -56,7 +56,7 @@ def test_a_changed_file_and_one_of_somebody_else_are_refused(tmp_path):
         ran("tasks", "export", "mqar", path, "--split", "validaton")
 
 
-@pytest.mark.parametrize(("task", "measure"), [("mqar", "accuracy on updated keys"), ("copy", "exact match")])
+@pytest.mark.parametrize(("task", "measure"), [("mqar", "accuracy on updated keys"), ("copy", "generated exact match")])
 def test_evaluate_prints_the_measures_of_the_task_beside_its_baselines(tmp_path, task, measure):
     options = {key: value for key, value in TINY.items() if task == "mqar" or key not in ("length", "pairs")}
     also = {"updates": 1} if task == "mqar" else {"longest": 6}
@@ -79,3 +79,13 @@ def test_evaluate_prints_the_measures_of_the_task_beside_its_baselines(tmp_path,
     for count, says in ((1, "at least 2 sequences"), (2**31, "at most 100,000 sequences")):
         with pytest.raises(cs.UserError, match=says):
             cs.evaluate(run, sequences=count)
+
+
+def test_evaluate_says_what_a_model_without_recurrent_steps_cannot_be_measured_by(tmp_path, monkeypatch):
+    options = {key: value for key, value in TINY.items() if key not in ("length", "pairs")}
+    run = cs.train(model="lstm", task="copy", longest=6, root=tmp_path, name="tiny", **options)
+    monkeypatch.delattr(type(run.load().layers[0].mixer), "step")
+    said = ran("evaluate", run.path, "--sequences", 10)
+    why = "generation needs recurrent steps, and layer 0 (lstm) has no `step`"
+    assert f"generated exact match is not measured: {why}" in said
+    assert f"generated accuracy is not measured: {why}" in said

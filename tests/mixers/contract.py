@@ -371,6 +371,83 @@ def check_state_beside_phi(mixer: Any, x: Tensor) -> None:
         assert_close(run(mixer, x, hook_phi=identity, hook_state=double)[1]["z"], by_phi + added)
 
 
+# -- the recurrent step -------------------------------------------------------------------------------
+
+
+def in_steps(mixer: Any, x: Tensor, *sizes: int) -> tuple[Tensor, Any]:
+    """The outputs of so many positions at a time, from the start on, and the state after them."""
+    state, out = mixer.start(len(x)), []
+    for part in x.split(sizes, dim=1):
+        y, state = mixer.step(part, state)
+        out.append(y)
+    return torch.cat(out, dim=1), state
+
+
+def check_steps(mixer: Any, x: Tensor) -> None:
+    """Steps of one position, and two parts that meet anywhere, give what the mixer gives on the whole."""
+    length = x.shape[1]
+    with torch.no_grad():
+        want = mixer(x)
+        got, state = in_steps(mixer, x, *[1] * length)
+        assert_close(got, want, what="one position at a time")
+        for t in range(1, length):
+            got, after = in_steps(mixer, x, t, length - t)
+            assert_close(got, want, what=f"parts that meet at {t}")
+            for name, part in state.parts.items():
+                both = (torch.view_as_real(one + 0j) for one in (after.parts[name], part))
+                assert_close(*both, TOLERANCE[x.dtype], name)
+    assert state.position == after.position == length
+
+
+def check_state_size(mixer: Any, x: Tensor) -> None:
+    """A finite state never has more numbers than `state_size`; one that grows keeps something of every position."""
+    sizes = []
+    with torch.no_grad():
+        state = mixer.start(len(x))
+        for t in range(x.shape[1]):
+            _, state = mixer.step(x[:, t : t + 1], state)
+            sizes.append(sum(part[0].numel() * (2 if part.is_complex() else 1) for part in state.parts.values()))
+            assert all(len(part) == len(x) for part in state.parts.values())
+    if mixer.state_size is None:
+        assert sizes == sorted(set(sizes))
+    else:
+        assert sizes[-1] == max(sizes) == mixer.state_size
+
+
+def check_state_gradients(mixer: Any, x: Tensor) -> None:
+    """float64: through the state between two parts gradients are those of the whole; at a state they are the slopes."""
+    assert x.dtype == torch.float64, "finite differences want float64"
+    r = torch.Generator().manual_seed(1)
+    weights = torch.randn(x.shape, generator=r, dtype=x.dtype)
+    x, t = x.detach().requires_grad_(), x.shape[1] // 2
+    leaves = dict(mixer.named_parameters()) | {"x": x}
+    for sizes in ([t, x.shape[1] - t], [1] * x.shape[1]):
+        whole, parts = (
+            torch.autograd.grad((out * weights).sum(), list(leaves.values()), materialize_grads=True)
+            for out in (mixer(x), in_steps(mixer, x, *sizes)[0])
+        )
+        for name, want, got in zip(leaves, whole, parts, strict=True):
+            slack = 1e-9 * max(float(want.abs().max()), 1e-6)
+            assert float((got - want).abs().max()) <= slack, f"gradient at {name} through the state"
+
+    state = in_steps(mixer, x.detach()[:, :t], t)[1].map(lambda part: part.detach().requires_grad_())
+
+    def loss(given: Any) -> Tensor:
+        return (mixer.step(x.detach()[:, t:], given)[0] * weights[:, t:]).sum()
+
+    gradients = torch.autograd.grad(loss(state), list(state.parts.values()))
+    for name, gradient in zip(state.parts, gradients, strict=True):
+        direction = torch.randn(gradient.shape, generator=r, dtype=gradient.dtype)
+
+        def moved(by: float, name: str = name, direction: Tensor = direction) -> Any:
+            return type(state)(state.position, {**state.parts, name: state.parts[name] + by * direction})
+
+        with torch.no_grad():
+            slope = float(loss(moved(1e-5)) - loss(moved(-1e-5))) / 2e-5
+        want = float((gradient.conj() * direction).sum().real)
+        assert abs(slope - want) <= 1e-6 * float((gradient * direction).abs().sum()) + 1e-12, f"slope along {name}"
+
+
 # -- the reading --------------------------------------------------------------------------------------
 
 

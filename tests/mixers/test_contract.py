@@ -20,11 +20,15 @@ from contract import (
     check_protocol,
     check_skip,
     check_state_beside_phi,
+    check_state_gradients,
     check_state_hook,
     check_state_read,
+    check_state_size,
+    check_steps,
     check_transition,
     conv_hooks,
     hook_points,
+    hooked,
     identity,
     run,
     shaken,
@@ -33,6 +37,7 @@ from contract import (
 
 import circuitscope as cs
 from circuitscope import mixers
+from circuitscope.errors import UserError
 from circuitscope.mixers import Mixer, MixerConfig, Reading, build_mixer, mixer_config
 from circuitscope.mixers.reading import DeltaTransition, GatedTransition
 
@@ -99,11 +104,12 @@ CASES = {
     "s6, odd": case("s6", d_state=3, dt_rank=5),
     "s6, rope": case("s6", d_state=4, rotary=True, positions="rope"),
 }
+WITHOUT_PHI = {"lstm": case("lstm"), "lstm, wide": case("lstm", d_hidden=21)}
 
 
 def build(name: str, dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(0)
-    config, _, positions = CASES[name]
+    config, _, positions = {**CASES, **WITHOUT_PHI}[name]
     return shaken(build_mixer(config, D_MODEL, positions).to(dtype))
 
 
@@ -116,6 +122,8 @@ def reading(name: str) -> Reading:
 
 
 each = pytest.mark.parametrize("name", CASES)
+AHEAD = [name for name, one in CASES.items() if one.config.sees_ahead]
+with_steps = pytest.mark.parametrize("name", [name for name in {**CASES, **WITHOUT_PHI} if name not in AHEAD])
 with_conv = pytest.mark.parametrize("name", [name for name in CASES if conv_hooks(build(name))])
 with_state = pytest.mark.parametrize("name", having("hook_state"))
 read_by_a_vector = [name for name in having("hook_state") if reading(name).state.by]
@@ -134,7 +142,7 @@ def mixer_input(model: cs.HookedLM, tokens: torch.Tensor, layer: int) -> torch.T
 
 
 def test_every_mixer_is_here_and_has_a_state_where_it_is_finite():
-    assert {c.config.name for c in CASES.values()} == set(mixers.names()) - {"lstm"}  # the LSTM has no Φ
+    assert {c.config.name for c in {**CASES, **WITHOUT_PHI}.values()} == set(mixers.names())
     recurrent = {"mamba", "s6", "s4_mamba", "mamba2", "deltanet", "gated_deltanet", "rwkv", "s4", "h3"}
     assert {CASES[name].config.name for name in having("hook_state")} == recurrent
     assert {CASES[name].config.name for name in CASES if reading(name).state is not None} == recurrent
@@ -211,6 +219,44 @@ def test_a_state_written_at_t_speaks_for_the_past(name, dtype):
 @with_state
 def test_state_and_phi_can_be_hooked_at_once(name):
     check_state_beside_phi(build(name), stream(7, D_MODEL, 3))
+
+
+@both_precisions
+@with_steps
+def test_steps_from_a_state_give_what_the_whole_gives(name, dtype):
+    check_steps(build(name, dtype), stream(9, D_MODEL, 3, dtype))
+
+
+@with_steps
+def test_a_state_is_as_large_as_the_mixer_says(name):
+    mixer = build(name)
+    check_state_size(mixer, stream(9, D_MODEL, 2))
+    assert (mixer.state_size is None) == (CASES.get(name, WITHOUT_PHI["lstm"]).config.name in {"attention", "hyena"})
+
+
+@with_steps
+def test_gradients_flow_into_a_state_and_out_of_it(name):
+    check_state_gradients(build(name, torch.float64), stream(7, D_MODEL, 2, torch.float64))
+
+
+@with_steps
+def test_a_step_fires_the_hooks_of_its_positions_and_refuses_those_of_the_whole(name):
+    mixer, x = build(name), stream(4, D_MODEL, 2)
+    for hook, point in hook_points(mixer).items():
+        fired: list[torch.Tensor] = []
+        with hooked(mixer, **{hook: lambda value, fired=fired: fired.append(value)}):
+            if "src" in point.axes or point.on_demand:
+                with pytest.raises(UserError, match=f"{hook} cannot act on a recurrent step"):
+                    mixer.step(x, mixer.start(2))
+            else:
+                mixer.step(x, mixer.start(2))
+                assert [value.shape[:2] for value in fired] == [(2, 4)], hook
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_a_mixer_that_reads_later_positions_has_no_state(name):
+    with pytest.raises(UserError, match=r"needs a causal layer, and this one's centred conv reads \d positions ahead"):
+        build(name).start(2)
 
 
 @pytest.mark.parametrize("length", [1, 11])

@@ -70,3 +70,50 @@ def test_exact_match_needs_every_character():
     assert found["exact match"].nanmean() == pytest.approx(0.9)
     assert found["accuracy"].mean() == pytest.approx(1 - 1 / len(target))
     assert (~found["exact match"].isnan()).sum() == 10
+
+
+@pytest.fixture(scope="module")
+def half_trained():
+    """A small model that copies some strings of three letters and fails on others, and strings to copy."""
+    task = cs.task("copy", vocab_size=8, shortest=2, longest=4)
+    model = cs.model("mamba", n_layers=1, d_model=16, vocab_size=8, max_length=task.max_length)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(60):
+        optimizer.zero_grad()
+        task.loss(model, task.batch(step, size=32))[0].backward()
+        optimizer.step()
+    return task, model.eval(), task.batch(0, split="test", size=60)
+
+
+def test_generated_characters_are_those_that_generation_from_the_prompt_gives(half_trained):
+    task, model, batch = half_trained
+    found = task.measures(model, batch)
+    assert list(found) == ["loss", "accuracy", "exact match", "generated accuracy", "generated exact match"]
+    for i in range(len(batch)):
+        asked = (batch.labels[i] != NO_LABEL).nonzero()[:, 0]
+        prompt = batch.tokens[i : i + 1, : int(asked[0]) + 1]
+        said = model.generate(prompt, len(asked))[0, prompt.shape[1] :]
+        right = (said == batch.labels[i, asked]).double()
+        assert found["generated accuracy"].total[i] == right.sum()
+        assert found["generated accuracy"].count[i] == len(asked)
+        assert found["generated exact match"].total[i] == right.prod()
+
+
+def test_greedy_generation_is_right_throughout_exactly_where_teacher_forcing_is(half_trained):
+    """A string that is right so far was read right so far; so only the accuracy per character differs."""
+    task, model, batch = half_trained
+    found = task.measures(model, batch)
+    assert torch.equal(found["generated exact match"].total, found["exact match"].total)
+    assert 0.02 < found["exact match"].mean() < 0.9
+    assert found["generated accuracy"].mean() < found["accuracy"].mean()
+
+
+def test_what_cannot_generate_is_measured_without_it_and_says_why():
+    task = cs.task("copy", vocab_size=8, shortest=2, longest=4)
+    batch = task.batch(0, size=5)
+    ahead = cs.model("attention", conv_on="v", conv_mode="centred", d_model=16, vocab_size=8, max_length=16)
+    assert list(task.measures(ahead, batch)) == ["loss", "accuracy", "exact match"]
+    for name in ("generated accuracy", "generated exact match"):
+        assert "needs a causal model" in task.unmeasured(ahead)[name]
+        assert "needs a model with recurrent steps" in task.unmeasured(torch.nn.Linear(2, 2))[name]
+    assert task.unmeasured(cs.model("lstm", vocab_size=8)) == {}

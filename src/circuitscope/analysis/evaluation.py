@@ -65,6 +65,13 @@ def evaluate(run: Run | str | Path, *, step: int | None = None, sequences: int |
     )
 
 
+@explained
+def left_out(run: Run | str | Path, *, step: int | None = None) -> dict[str, str]:
+    """The measures of a run's task that its model does not allow, by name, each with the reason."""
+    run = Run.of(run)
+    return run.config.task.unmeasured(run.load(step))
+
+
 def _batches(run: Run, task: Task, sequences: int) -> Iterator[Batch]:
     """The first sequences of the test split of a task, some at a time, with the seed of a run."""
     for number in range(math.ceil(sequences / _AT_ONCE)):

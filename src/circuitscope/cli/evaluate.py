@@ -19,6 +19,7 @@ def evaluate(
     The intervals come from drawing whole sequences again. Training never sees the test split.
     """
     from circuitscope.analysis.evaluation import evaluate as evaluated
+    from circuitscope.analysis.evaluation import left_out
     from circuitscope.cli.table import print_table
     from circuitscope.errors import escaped
     from circuitscope.runs.run import Run, newest_run
@@ -32,3 +33,5 @@ def evaluate(
         for row in table.itertuples(index=False)
     ]
     print_table(("measure", "of", "value", "95% interval"), rows)
+    for name, why in left_out(chosen, step=step).items():
+        print(escaped(f"{name} is not measured: {why}"))

@@ -13,11 +13,14 @@ def causal_scores(
     k: Float[Tensor, "batch src head d_head"],
     bias: Float[Tensor, "head dest src"] | None = None,
 ) -> Float[Tensor, "batch head dest src"]:
-    """QKᵀ/√d + bias with −∞ above the diagonal; softmax of this is the pattern."""
+    """QKᵀ/√d + bias with −∞ above the diagonal; softmax of this is the pattern.
+
+    Where there are fewer queries than keys, the queries are those of the last positions.
+    """
     scores: Tensor = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
     if bias is not None:
         scores = scores + bias
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1 + k.shape[1] - q.shape[1])
     return scores.masked_fill_(future, float("-inf"))
 
 

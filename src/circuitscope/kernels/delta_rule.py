@@ -33,6 +33,19 @@ def delta_rule_reference(
 
     S ← e^{g_t} S_{t−1},    S_t = (I − β_t k_t k_tᵀ) S + β_t k_t v_tᵀ,    o_t = scale · q_tᵀ S_t.
     """
+    return delta_rule_steps(q, k, v, beta, g, scale, initial)[0]
+
+
+def delta_rule_steps(
+    q: Float[Tensor, "batch pos head d_key"],
+    k: Float[Tensor, "batch pos head d_key"],
+    v: Float[Tensor, "batch pos head d_value"],
+    beta: Float[Tensor, "batch pos head"],
+    g: Float[Tensor, "batch pos head"] | None = None,
+    scale: float | None = None,
+    initial: Float[Tensor, "batch head d_key d_value"] | None = None,
+) -> tuple[Float[Tensor, "batch pos head d_value"], Float[Tensor, "batch head d_key d_value"]]:
+    """The reference's o, and S after the last position."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     S = _no_state(k, v) if initial is None else initial
     out = []
@@ -43,7 +56,7 @@ def delta_rule_reference(
         change = beta[:, t, :, None] * (v[:, t] - seen)
         S = S + k[:, t, :, :, None] * change[:, :, None]
         out.append(scale * (q[:, t, :, :, None] * S).sum(2))
-    return torch.stack(out, 1) if out else torch.zeros_like(v)
+    return torch.stack(out, 1) if out else torch.zeros_like(v), S
 
 
 def delta_rule(

@@ -44,11 +44,43 @@ def based_phi(
     eps: float = 1e-12,
     window: int | None = None,
 ) -> Float[Tensor, "batch head dest src"]:
-    """Φ_ij = (1 + s + s²/2)/(row sum + eps) for j ≤ i and, if a window is given, i − j < window."""
+    """Φ_ij = (1 + s + s²/2)/(row sum + eps) for j ≤ i and, if a window is given, i − j < window.
+
+    Where there are fewer queries than keys, the queries are those of the last positions.
+    """
     _check_window(window)
-    s = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
-    weight = _mask(1 + s * (1 + s / 2), 0, 0, window)
+    weight = _mask(_weights(q, k), k.shape[1] - q.shape[1], 0, window)
     return weight / (weight.sum(-1, keepdim=True) + eps)
+
+
+def based_steps(
+    q: Float[Tensor, "batch pos head d"],
+    k: Float[Tensor, "batch pos head d"],
+    v: Float[Tensor, "batch pos head d_v"],
+    sums: Float[Tensor, "batch head feature d_v"],
+    counts: Float[Tensor, "batch head feature"],
+    eps: float = 1e-12,
+) -> tuple[Float[Tensor, "batch pos head d_v"], Tensor, Tensor]:
+    """y of a sequence that goes on from the sums Σ φ(k_j) v_jᵀ and Σ φ(k_j) over its past, and both sums after it.
+
+    In blocks: the past is read by φ(q), and inside a block the weights are as in based_phi.
+    """
+    y = []
+    for q_b, k_b, v_b in zip(*(part.split(BLOCK, dim=1) for part in (q, k, v)), strict=True):
+        weight, reads, writes = _weights(q_b, k_b).tril(), taylor_features(q_b), taylor_features(k_b)
+        numerator = torch.einsum("bhij,bjhe->bihe", weight, v_b) + torch.einsum("bihf,bhfe->bihe", reads, sums)
+        denominator = weight.sum(-1).mT + torch.einsum("bihf,bhf->bih", reads, counts)
+        y.append(numerator / (denominator + eps)[..., None])
+        sums, counts = sums + torch.einsum("bjhf,bjhe->bhfe", writes, v_b), counts + writes.sum(1)
+    return torch.cat(y, dim=1), sums, counts
+
+
+def _weights(
+    q: Float[Tensor, "batch dest head d"], k: Float[Tensor, "batch src head d"]
+) -> Float[Tensor, "batch head dest src"]:
+    """1 + s + s²/2 of every pair."""
+    s: Tensor = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+    return 1 + s * (1 + s / 2)
 
 
 def based_attention(

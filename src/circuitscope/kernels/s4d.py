@@ -74,6 +74,26 @@ def s4d_kernel(params: S4DParams, length: int) -> Float[Tensor, "channel pos"]:
     return 2 * product.flatten(1)[:, :length]
 
 
+def s4d_start(params: S4DParams, batch: int) -> Complex[Tensor, "batch channel state"]:
+    """h before the first position."""
+    return torch.zeros(batch, *params.A_imag.shape, dtype=params.C.dtype.to_complex(), device=params.C.device)
+
+
+def s4d_steps(
+    u: Float[Tensor, "batch pos channel"],
+    params: S4DParams,
+    D: Float[Tensor, " channel"],
+    initial: Complex[Tensor, "batch channel state"],
+) -> tuple[Float[Tensor, "batch pos channel"], Complex[Tensor, "batch channel state"]]:
+    """The recurrence above, one position after the other: y, and h after the last position."""
+    A_bar, B_bar, C = (part.to(initial.dtype) for part in _discretize(params))
+    h, y = initial, []
+    for u_t in u.unbind(1):
+        h = A_bar * h + B_bar * u_t[..., None]
+        y.append(2 * (C * h).sum(-1).real + D * u_t)
+    return torch.stack(y, 1) if y else torch.zeros_like(u), h
+
+
 def s4d_with_state_edit(
     u: Float[Tensor, "batch pos channel"],
     params: S4DParams,

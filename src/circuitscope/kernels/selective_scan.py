@@ -61,13 +61,26 @@ def selective_scan_reference(
     initial: Float[Tensor, "batch channel state"] | None = None,
 ) -> Float[Tensor, "batch pos channel"]:
     """The first two equations above, one position after the other. initial is h before the first position."""
+    return selective_scan_steps(x, dt, A, B, C, D, initial)[0]
+
+
+def selective_scan_steps(
+    x: Float[Tensor, "batch pos channel"],
+    dt: Float[Tensor, "batch pos channel"],
+    A: Float[Tensor, "channel state"],
+    B: Float[Tensor, "batch pos state"],
+    C: Float[Tensor, "batch pos state"],
+    D: Float[Tensor, " channel"] | None = None,
+    initial: Float[Tensor, "batch channel state"] | None = None,
+) -> tuple[Float[Tensor, "batch pos channel"], Float[Tensor, "batch channel state"]]:
+    """The reference's y, and h after the last position."""
     h = x.new_zeros(x.shape[0], *A.shape) if initial is None else initial
     y = []
     for t in range(x.shape[1]):
         h = torch.exp(dt[:, t, :, None] * A) * h + (dt[:, t] * x[:, t])[..., None] * B[:, t, None, :]
         y.append(torch.einsum("ben,bn->be", h, C[:, t]))
     out = torch.stack(y, dim=1) if y else torch.zeros_like(x)
-    return out if D is None else out + D * x
+    return out if D is None else out + D * x, h
 
 
 def selective_scan_phi_reference(

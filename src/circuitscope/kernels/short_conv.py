@@ -40,6 +40,18 @@ def short_conv(
     return short_conv_reference(x, weight, bias)
 
 
+def short_conv_steps(
+    x: Float[Tensor, "batch pos channel"],
+    weight: Float[Tensor, "channel width"],
+    bias: Float[Tensor, " channel"] | None,
+    before: Float[Tensor, "batch tail channel"],
+) -> tuple[Float[Tensor, "batch pos channel"], Float[Tensor, "batch tail channel"]]:
+    """The causal conv of a sequence that goes on: y, and the last width − 1 inputs, which `before` holds for x."""
+    seen = torch.cat([before, x], dim=1)
+    y = F.conv1d(seen.mT, weight[:, None], bias, groups=len(weight)).mT
+    return y, seen[:, x.shape[1] :].clone()  # a copy, so that the rest of a long chunk is not kept with it
+
+
 def short_conv_phi(
     weight: Float[Tensor, "channel width"], length: int, ahead: int = 0
 ) -> Float[Tensor, "channel dest src"]:

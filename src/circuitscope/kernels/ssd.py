@@ -32,6 +32,19 @@ def ssd_reference(
 
     S_t = e^{Δ_t A} S_{t−1} + Δ_t B_t x_tᵀ,    y_t = C_t S_t + D x_t.
     """
+    return ssd_steps(x, dt, A, B, C, D, initial)[0]
+
+
+def ssd_steps(
+    x: Float[Tensor, "batch pos head d_head"],
+    dt: Float[Tensor, "batch pos head"],
+    A: Float[Tensor, " head"],
+    B: Float[Tensor, "batch pos group state"],
+    C: Float[Tensor, "batch pos group state"],
+    D: Float[Tensor, " head"] | None = None,
+    initial: Float[Tensor, "batch head state d_head"] | None = None,
+) -> tuple[Float[Tensor, "batch pos head d_head"], Float[Tensor, "batch head state d_head"]]:
+    """The reference's y, and S after the last position."""
     heads = x.shape[2]
     B, C = _per_head(B, heads), _per_head(C, heads)
     S = x.new_zeros(x.shape[0], heads, B.shape[-1], x.shape[-1]) if initial is None else initial
@@ -41,7 +54,7 @@ def ssd_reference(
         S = (dt[:, t] * A).exp()[..., None, None] * S + write
         y.append((C[:, t, :, :, None] * S).sum(2))
     out = torch.stack(y, 1) if y else torch.zeros_like(x)
-    return out if D is None else out + D[:, None] * x
+    return out if D is None else out + D[:, None] * x, S
 
 
 def ssd(

@@ -61,6 +61,36 @@ def wkv_reference(
     return _read_out(_states(w, k, v, scale), scale, u, k, v)
 
 
+def wkv_start(batch: int, channels: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(num, den, max) before the first position, each [batch, channel]; max is in float64 where the device has it."""
+    empty = like.new_zeros(batch, channels)
+    return empty, empty, torch.full_like(empty, _NONE, dtype=widened(like).dtype)
+
+
+def wkv_steps(
+    w: Float[Tensor, " channel"],
+    u: Float[Tensor, " channel"],
+    k: Float[Tensor, "batch pos channel"],
+    v: Float[Tensor, "batch pos channel"],
+    num: Float[Tensor, "batch channel"],
+    den: Float[Tensor, "batch channel"],
+    top: Float[Tensor, "batch channel"],
+) -> tuple[Float[Tensor, "batch pos channel"], tuple[Tensor, Tensor, Tensor]]:
+    """The recurrence above, one position after the other: y, and (num, den, max) after the last position.
+
+    The state that is given stands for the numerator num · e^top and the denominator den · e^top.
+    """
+    y, w, u = [], widened(w), widened(u)
+    for k_t, v_t in zip(widened(k).unbind(1), v.unbind(1), strict=True):
+        scale = torch.maximum(top, u + k_t)
+        past, now = (top - scale).exp().to(v.dtype), (u + k_t - scale).exp().to(v.dtype)
+        y.append((past * num + now * v_t) / (past * den + now))
+        before, top = top, torch.maximum(top - w, k_t)
+        keep, add = (before - w - top).exp().to(v.dtype), (k_t - top).exp().to(v.dtype)
+        num, den = keep * num + add * v_t, keep * den + add
+    return torch.stack(y, 1) if y else torch.zeros_like(v), (num, den, top)
+
+
 def wkv_with_state_edit(
     w: Float[Tensor, " channel"],
     u: Float[Tensor, " channel"],

@@ -25,12 +25,14 @@ from circuitscope.mixers import (  # noqa: F401  each registers its mixers
 from circuitscope.mixers.mixer import Mixer, MixerConfig, RotaryConfig
 from circuitscope.mixers.reading import Factor, Product, Reading
 from circuitscope.mixers.registry import MIXERS, register
+from circuitscope.mixers.state import MixerState
 
 __all__ = [
     "MIXERS",
     "Factor",
     "Mixer",
     "MixerConfig",
+    "MixerState",
     "Product",
     "Reading",
     "RotaryConfig",

@@ -17,14 +17,13 @@ from circuitscope.hooks import hook, wanted
 from circuitscope.kernels.attention import causal_scores, fused_attention
 from circuitscope.memory import check_fits
 from circuitscope.mixers.matched_token import MATCHED, key_parts, matched_token
-from circuitscope.mixers.mixer import MixerConfig, check_divides
+from circuitscope.mixers.mixer import MixerConfig, Stream, check_divides
 from circuitscope.mixers.positions import alibi, check_rotates, rotate
 from circuitscope.mixers.reading import Build, Factor, Reading
 from circuitscope.mixers.registry import register
+from circuitscope.mixers.state import Carry, MixerState, first_position
 from circuitscope.mixers.two_paths import Heads, mix, short_convolve
 from circuitscope.section import Added, Unit
-
-Stream = Float[Tensor, "batch pos d_model"]
 
 
 class AttentionConfig(MixerConfig):
@@ -137,6 +136,35 @@ class Attention(nn.Module):
             fused=lambda v: self._fused(q, k, v, x),
             within=(self.hook_attn_scores, self.hook_pattern),
         )
+        return self._out(z)
+
+    def start(self, batch: int) -> MixerState:
+        """Keys (rotated under rope) and values, which grow with the positions, and the last inputs of the convs."""
+        if ahead := self.config.sees_ahead:
+            raise UserError(
+                f"a recurrent state needs a causal layer, and this one's centred conv reads {ahead} positions ahead;"
+                " expected conv_mode: causal"
+            )
+        zeros = self.out.weight.new_zeros
+        cache = {name: zeros(batch, 0, self.n_heads, self.d_head) for name in ("k", "v")}
+        if self.config.conv_on:
+            cache["conv"] = zeros(batch, self.config.conv_width - 1, self.out.out_features)
+        return MixerState(0, cache)
+
+    def step(self, x: Stream, state: MixerState) -> tuple[Stream, MixerState]:
+        """The new positions' queries over all keys: the cost of a position grows with the positions before it."""
+        carry = Carry(self, state)
+        q, k, v, _ = self._into(x, carry)
+        k, v = torch.cat([carry["k"], k], 1), torch.cat([carry["v"], self.hook_v(v)], 1)
+        carry["k"], carry["v"] = k, v
+        bias = None
+        if self.positions == "alibi":
+            bias = alibi(self.n_heads, k.shape[1], x.device, carry.position).to(x.dtype)
+        pattern = self._dropped(causal_scores(q, k, bias).softmax(dim=-1))
+        z = torch.einsum("bhij,bjhd->bihd", pattern, v)
+        return self._out(self.hook_z(z)), carry.after(x.shape[1])
+
+    def _out(self, z: Heads) -> Stream:
         out: Tensor = self.out(rearrange(z, "batch pos head d_head -> batch pos (head d_head)"))
         return out
 
@@ -215,9 +243,9 @@ class Attention(nn.Module):
         hooked: Tensor = self.hook_pattern(pattern)
         return hooked
 
-    def _into(self, x: Stream) -> tuple[Heads, Heads, Heads, dict[str, _Read]]:
+    def _into(self, x: Stream, carry: Carry | None = None) -> tuple[Heads, Heads, Heads, dict[str, _Read]]:
         """Queries and keys (rotated under rope), values, and what each of them is read from."""
-        reads = {name: self._read(x, name) for name in "qkv"}
+        reads = {name: self._read(x, name, carry) for name in "qkv"}
         if self.config.conv_on:
             biases = (None,) * 3 if self.qkv.bias is None else self.qkv.bias.chunk(3)
             parts = zip(reads.values(), self.qkv.weight.chunk(3), biases, strict=True)
@@ -231,15 +259,16 @@ class Attention(nn.Module):
             )
         q, k = self.hook_q(q), self.hook_k(k)
         if self.positions == "rope":
-            q, k = self.hook_rot_q(rotate(q)), self.hook_rot_k(rotate(k))
+            first = first_position(carry)
+            q, k = self.hook_rot_q(rotate(q, first)), self.hook_rot_k(rotate(k, first))
         return q, k, v, reads
 
-    def _read(self, x: Stream, name: str) -> _Read:
+    def _read(self, x: Stream, name: str, carry: Carry | None) -> _Read:
         """What the projection of Q, K or V reads."""
         if name not in self.config.conv_on:
             return _Read(x)
         conv, point = getattr(self, f"conv_{name}"), getattr(self, f"hook_phi_conv{_suffix(name)}")
-        convolved, matrix = short_convolve(point, x, conv.weight[:, 0], conv.bias, self.config.sees_ahead)
+        convolved, matrix = short_convolve(point, x, conv.weight[:, 0], conv.bias, self.config.sees_ahead, carry)
         pre = getattr(self, f"hook_conv{_suffix(name)}")(convolved)
         return _Read(F.silu(pre) if self.config.conv_activation else pre, matrix, pre)
 

@@ -2,6 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
+import torch
 from einops import rearrange
 from jaxtyping import Float
 from pydantic import Field
@@ -9,10 +10,11 @@ from torch import Tensor, nn
 
 from circuitscope.errors import UserError
 from circuitscope.hooks import hook
-from circuitscope.kernels.linear_attention import based_attention, based_phi
-from circuitscope.mixers.mixer import MixerConfig, check_divides
+from circuitscope.kernels.linear_attention import based_attention, based_phi, based_steps
+from circuitscope.mixers.mixer import MixerConfig, Stream, check_divides
 from circuitscope.mixers.reading import Factor, Reading
 from circuitscope.mixers.registry import register
+from circuitscope.mixers.state import Carry, MixerState
 from circuitscope.mixers.two_paths import Heads, mix
 from circuitscope.section import DefaultBy, Unit
 
@@ -73,7 +75,7 @@ class Based(nn.Module):
         else:
             self.state_size = self.n_heads * (config.window - 1) * (d + self.d_head)
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, x: Stream) -> Stream:
         q, k, v = self._into(x)
         eps, window = self.config.eps, self.config.window
         z = mix(
@@ -82,10 +84,36 @@ class Based(nn.Module):
             phi=lambda: based_phi(q, k, eps, window),
             fused=lambda v: based_attention(q, k, v, eps, window),
         )
+        return self._out(z)
+
+    def start(self, batch: int) -> MixerState:
+        """Σ φ(k) vᵀ and Σ φ(k) or, with a window, the keys and values that it still holds."""
+        zeros, heads, d = self.out.weight.new_zeros, self.n_heads, self.config.feature_dim
+        if self.config.window is not None:
+            return MixerState(0, {"k": zeros(batch, 0, heads, d), "v": zeros(batch, 0, heads, self.d_head)})
+        features = 1 + d + d**2
+        return MixerState(
+            0, {"sums": zeros(batch, heads, features, self.d_head), "counts": zeros(batch, heads, features)}
+        )
+
+    def step(self, x: Stream, state: MixerState) -> tuple[Stream, MixerState]:
+        """In blocks of positions from the sums; with a window all positions at once from the keys and values."""
+        carry = Carry(self, state)
+        q, k, v = self._into(x)
+        v, eps, window = self.hook_v(v), self.config.eps, self.config.window
+        if window is None:
+            z, carry["sums"], carry["counts"] = based_steps(q, k, v, carry["sums"], carry["counts"], eps)
+        else:
+            k, v = torch.cat([carry["k"], k], 1), torch.cat([carry["v"], v], 1)
+            z = torch.einsum("bhij,bjhd->bihd", based_phi(q, k, eps, window), v)
+            carry["k"], carry["v"] = (part[:, max(0, k.shape[1] - window + 1) :].clone() for part in (k, v))
+        return self._out(self.hook_z(z)), carry.after(x.shape[1])
+
+    def _out(self, z: Heads) -> Stream:
         out: Tensor = self.out(rearrange(z, "batch pos head d_head -> batch pos (head d_head)"))
         return out
 
-    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
+    def reading(self, x: Stream) -> Reading:
         """The normalized weights. 1 + s + s²/2 is positive, so each row consists of shares of 1, up to eps."""
         q, k, _ = self._into(x)
         eps, window = self.config.eps, self.config.window
@@ -108,7 +136,7 @@ class Based(nn.Module):
         seen = window * (window + 1) // 2 + (length - window) * window
         return 2 * self.n_heads * (self.config.feature_dim + self.d_head) * seen // length
 
-    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Features, Features, Heads]:
+    def _into(self, x: Stream) -> tuple[Features, Features, Heads]:
         """Queries, keys and values."""
         q, k, v = (
             rearrange(part, "batch pos (head size) -> batch pos head size", head=self.n_heads)

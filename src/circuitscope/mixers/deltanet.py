@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from circuitscope.errors import UserError
 from circuitscope.hooks import hook
-from circuitscope.kernels.delta_rule import delta_phi, delta_rule, delta_with_state_edit
+from circuitscope.kernels.delta_rule import delta_phi, delta_rule, delta_rule_steps, delta_with_state_edit
 from circuitscope.mixers.mamba import dt_bias
-from circuitscope.mixers.mixer import RotaryConfig, check_divides
+from circuitscope.mixers.mixer import RotaryConfig, Stream, check_divides
 from circuitscope.mixers.positions import check_rotates, rotate
 from circuitscope.mixers.reading import Build, DeltaTransition, Factor, Reading, State
 from circuitscope.mixers.registry import register
+from circuitscope.mixers.state import Carry, MixerState, first_position
 from circuitscope.mixers.two_paths import Channels, Heads, mix, short_convolve_parts
 from circuitscope.section import Added, DefaultBy, Unit
 
@@ -141,7 +142,7 @@ class DeltaNet(nn.Module):
         self.hook_state = hook("batch pos head d_key d_head", on_demand=True)
         self.state_size = keys * self.d_head + (config.conv_width - 1) * channels
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, x: Stream) -> Stream:
         q, k, pre, beta, g, gate, _ = self._into(x)
         z = mix(
             self,
@@ -150,13 +151,30 @@ class DeltaNet(nn.Module):
             fused=lambda v: delta_rule(q, k, v, beta, g),
             state=lambda v, edit: delta_with_state_edit(q, k, v, beta, g, edit),
         )
+        return self._out(z, gate)
+
+    def start(self, batch: int) -> MixerState:
+        """The state S of every head, a map from keys to values, and the last inputs of the convs."""
+        zeros = self.conv.weight.new_zeros
+        conv = zeros(batch, self.config.conv_width - 1, self.sizes[0])
+        return MixerState(0, {"conv": conv, "map": zeros(batch, self.n_heads, self.d_key, self.d_head)})
+
+    def step(self, x: Stream, state: MixerState) -> tuple[Stream, MixerState]:
+        """One position after the other from a state."""
+        carry = Carry(self, state)
+        q, k, pre, beta, g, gate, _ = self._into(x, carry)
+        v = self.hook_v(self._heads(F.silu(pre)))
+        z, carry["map"] = delta_rule_steps(q, k, v, beta, g, initial=carry["map"])
+        return self._out(self.hook_z(z), gate), carry.after(x.shape[1])
+
+    def _out(self, z: Heads, gate: Gate | None) -> Stream:
         z = self.norm(z)
         if gate is not None:
             z = z * F.silu(gate)
         out: Tensor = self.out(z.flatten(2))
         return out
 
-    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
+    def reading(self, x: Stream) -> Reading:
         """Φ_delta, per head, · diag(σ(pre)) · Φ_conv, per channel of the values; SiLU(pre) = σ(pre) · pre."""
         q, k, pre, beta, g, _, (conv_q, conv_k, conv) = self._into(x)
         keys, _, channels = self.convolved
@@ -189,17 +207,18 @@ class DeltaNet(nn.Module):
         return 2 * self.config.conv_width * channels + entry * self.n_heads * self.d_key * self.d_head
 
     def _into(
-        self, x: Float[Tensor, "batch pos d_model"]
+        self, x: Stream, carry: Carry | None = None
     ) -> tuple[Heads, Heads, Channels, PerHead, PerHead | None, Gate | None, list[Build]]:
         """q, k, the input of the values' SiLU, β, log decay, output gate, and the matrices of the three convs."""
         u, beta, *rest = self.in_proj(x).split(self.sizes, dim=-1)
         points = (self.hook_phi_conv_q, self.hook_phi_conv_k, self.hook_phi_conv)
-        convolved = short_convolve_parts(points, u, self.convolved, self.conv.weight[:, 0], None)
+        convolved = short_convolve_parts(points, u, self.convolved, self.conv.weight[:, 0], None, carry)
         (q, k, pre), convs = [out for out, _ in convolved], [matrix for _, matrix in convolved]
         q, k = (self._heads(F.silu(u)) for u in (q, k))
         q, k = self.hook_q(_l2norm(q)), self.hook_k(_l2norm(k))
         if self.config.rotary:
-            q, k = self.hook_rot_q(rotate(q)), self.hook_rot_k(rotate(k))
+            first = first_position(carry)
+            q, k = self.hook_rot_q(rotate(q, first)), self.hook_rot_k(rotate(k, first))
         pre = self.hook_conv(pre)
         beta = self.hook_beta(self.config.cap * beta.sigmoid())
         if not isinstance(self.config, GatedDeltaNetConfig):

@@ -2,15 +2,15 @@
 
 from typing import Annotated, Literal
 
-from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
 from circuitscope.hooks import hook
 from circuitscope.kernels.short_conv import short_conv, short_conv_phi
-from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.mixers.mixer import MixerConfig, Stream
 from circuitscope.mixers.reading import Factor, Reading
 from circuitscope.mixers.registry import register
+from circuitscope.mixers.state import Carry, MixerState
 from circuitscope.mixers.two_paths import Channels, mix
 from circuitscope.section import Unit
 
@@ -45,7 +45,7 @@ class GatedConv(nn.Module):
         self.hook_phi = hook("batch channel dest src", on_demand=True)
         self.state_size = d_model * (config.conv_width - 1)
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, x: Stream) -> Stream:
         gate, v = self._into(x)
         weight = self.conv.weight[:, 0]
         z = mix(
@@ -57,7 +57,18 @@ class GatedConv(nn.Module):
         out: Tensor = self.out(gate * z[..., 0])
         return out
 
-    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
+    def start(self, batch: int) -> MixerState:
+        """The last inputs of the conv."""
+        return MixerState(0, {"conv": self.conv.weight.new_zeros(batch, self.config.conv_width - 1, self.n_heads)})
+
+    def step(self, x: Stream, state: MixerState) -> tuple[Stream, MixerState]:
+        """The conv goes on from its last inputs."""
+        carry = Carry(self, state)
+        gate, v = self._into(x)
+        z = carry.convolved(self.hook_v(v[..., None])[..., 0], self.conv.weight[:, 0])
+        return self.out(gate * self.hook_z(z[..., None])[..., 0]), carry.after(x.shape[1])
+
+    def reading(self, x: Stream) -> Reading:
         """diag(gate) · Φ_conv."""
         gate, _ = self._into(x)
         weight, length = self.conv.weight[:, 0], x.shape[1]
@@ -75,7 +86,7 @@ class GatedConv(nn.Module):
         """FLOPs of the conv and the gate, forward, per token: for each channel 2 per tap, and 1."""
         return self.n_heads * (2 * self.config.conv_width + 1)
 
-    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels]:
+    def _into(self, x: Stream) -> tuple[Channels, Channels]:
         """The gate and the values."""
         gate, v = self.in_proj(x).chunk(2, dim=-1)
         return self.hook_gate(gate), v

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from circuitscope.hooks import hook
 from circuitscope.kernels.long_conv import long_conv, toeplitz
-from circuitscope.kernels.s4d import S4DParams, s4d_kernel, s4d_with_state_edit, shift_ssm
-from circuitscope.mixers.mixer import MixerConfig, check_divides
+from circuitscope.kernels.s4d import S4DParams, s4d_kernel, s4d_start, s4d_steps, s4d_with_state_edit, shift_ssm
+from circuitscope.mixers.mixer import MixerConfig, Stream, check_divides
 from circuitscope.mixers.reading import Build, Factor, Reading, State
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.s4 import add_s4d_parameters, s4d_transition
+from circuitscope.mixers.state import Carry, MixerState
 from circuitscope.mixers.two_paths import Heads, convolve, mix
 from circuitscope.section import Unit
 
@@ -71,7 +72,7 @@ class H3(nn.Module):
         self.hook_state = hook("batch pos product state", on_demand=True)
         self.state_size = d_model * (config.d_state - 1) + heads * size**2 * config.d_state
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, x: Stream) -> Stream:
         q, k, v, _ = self._into(x)
         length = x.shape[1]
 
@@ -91,7 +92,21 @@ class H3(nn.Module):
         out: Tensor = self.out(mix(self, v, phi=phi, fused=fused, state=states).flatten(2))
         return out
 
-    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
+    def start(self, batch: int) -> MixerState:
+        """The S4D states of the products, and the last keys, which the shift-SSM reads."""
+        keys = self.shift.new_zeros(batch, self.config.d_state - 1, len(self.shift))
+        return MixerState(0, {"conv": keys, "scan": s4d_start(self._ssm(self.d_head**2)[0], batch)})
+
+    def step(self, x: Stream, state: MixerState) -> tuple[Stream, MixerState]:
+        """One position after the other from a state."""
+        carry = Carry(self, state)
+        q, k, v, _ = self._into(x, carry)
+        y, carry["scan"] = s4d_steps(
+            self._products(k, self.hook_v(v)), *self._ssm(self.d_head**2), initial=carry["scan"]
+        )
+        return self.out(self.hook_z(self._read(q, y)).flatten(2)), carry.after(x.shape[1])
+
+    def reading(self, x: Stream) -> Reading:
         """diag(q) · Toeplitz(K + Dδ) · diag(k̃), per channel; a single factor where a head has several channels."""
         q, k, _, shift = self._into(x)
         n, length = self.n_heads, x.shape[1]
@@ -132,7 +147,7 @@ class H3(nn.Module):
         taps = min(self.config.d_state, length)
         return self.n_heads * self.d_head * (2 * taps + 2) + products * (length + 1 + 2 + 3)
 
-    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Heads, Heads, Heads, Build]:
+    def _into(self, x: Stream, carry: Carry | None = None) -> tuple[Heads, Heads, Heads, Build]:
         """Queries, k̃, values, and the matrix of the shift that makes k̃ of the keys."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         shifted, shift = convolve(
@@ -140,7 +155,11 @@ class H3(nn.Module):
             k,
             matrix=lambda c: toeplitz(self.shift[c], x.shape[1], self.shift_D[c]),
             bias=None,
-            fused=lambda k: shift_ssm(k, self.shift, self.shift_D),
+            fused=lambda k: (
+                shift_ssm(k, self.shift, self.shift_D)
+                if carry is None
+                else carry.convolved(k, self.shift.flip(1)) + self.shift_D * k
+            ),
         )
         q, k, v = (rearrange(u, "batch pos (head d) -> batch pos head d", head=self.n_heads) for u in (q, shifted, v))
         return self.hook_q(q), self.hook_k(k), v, shift

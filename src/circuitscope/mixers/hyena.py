@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from circuitscope.hooks import hook
 from circuitscope.kernels.long_conv import long_conv, toeplitz
-from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.mixers.mixer import MixerConfig, Stream
 from circuitscope.mixers.reading import Build, Factor, Reading
 from circuitscope.mixers.registry import register
+from circuitscope.mixers.state import Carry, MixerState
 from circuitscope.mixers.two_paths import Heads, mix, short_convolve_parts
 from circuitscope.section import Added, DefaultBy, Unit
 
@@ -118,7 +119,7 @@ class Hyena(nn.Module):
         """Sets `l_max` to the model's length if the config leaves it open."""
         self.filter.l_max = self.config.l_max or max_length
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, x: Stream) -> Stream:
         x1, x2, v, _ = self._into(x)
         h, length = self.filter(x.shape[1]), x.shape[1]
 
@@ -132,7 +133,25 @@ class Hyena(nn.Module):
         out: Tensor = self.out(mix(self, v, phi=phi, fused=fused)[..., 0])
         return out
 
-    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
+    def start(self, batch: int) -> MixerState:
+        """The history of x1 ⊙ v, which grows with the positions, and the last inputs of the short conv."""
+        zeros, channels = self.skip.new_zeros, self.n_heads
+        conv = zeros(batch, self.config.conv_width - 1, 3 * channels)
+        return MixerState(0, {"conv": conv, "history": zeros(batch, 0, channels)})
+
+    def step(self, x: Stream, state: MixerState) -> tuple[Stream, MixerState]:
+        """The long conv over the history: the cost of a position grows with the positions before it."""
+        carry = Carry(self, state)
+        x1, x2, v, _ = self._into(x, carry)
+        u = torch.cat([carry["history"], (x1 * self.hook_v(v))[..., 0]], dim=1)
+        carry["history"], h = u, self.filter(u.shape[1])
+        if x.shape[1] == 1:
+            y = torch.einsum("bjc,cj->bc", u, h.flip(1))[:, None] + self.skip * u[:, -1:]
+        else:
+            y = long_conv(u, h, self.skip)[:, carry.position :]
+        return self.out(self.hook_z(x2 * y[..., None])[..., 0]), carry.after(x.shape[1])
+
+    def reading(self, x: Stream) -> Reading:
         """diag(x2) · Toeplitz(h + bδ) · diag(x1) · Φ_conv."""
         x1, x2, _, (conv_x1, conv_x2, conv) = self._into(x)
         n, length = self.n_heads, x.shape[1]
@@ -167,10 +186,10 @@ class Hyena(nn.Module):
         """
         return self.n_heads * (3 * 2 * self.config.conv_width + length + 1 + 4)
 
-    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Heads, Heads, Heads, list[Build]]:
+    def _into(self, x: Stream, carry: Carry | None = None) -> tuple[Heads, Heads, Heads, list[Build]]:
         """x1, x2, the values, and the matrices of their convs."""
         points = (self.hook_phi_conv_x1, self.hook_phi_conv_x2, self.hook_phi_conv)
         sizes = [self.n_heads] * 3
-        convolved = short_convolve_parts(points, self.in_proj(x), sizes, self.conv.weight[:, 0], self.conv.bias)
+        convolved = short_convolve_parts(points, self.in_proj(x), sizes, self.conv.weight[:, 0], self.conv.bias, carry)
         (x1, x2, v), convs = [out for out, _ in convolved], [matrix for _, matrix in convolved]
         return self.hook_k(x1[..., None]), self.hook_q(x2[..., None]), self.hook_conv(v)[..., None], convs

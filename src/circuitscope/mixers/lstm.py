@@ -7,9 +7,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from circuitscope.hooks import hook
-from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.mixers.mixer import MixerConfig, Stream
 from circuitscope.mixers.reading import Reading
 from circuitscope.mixers.registry import register
+from circuitscope.mixers.state import Carry, MixerState
 from circuitscope.section import DefaultBy, Unit
 
 
@@ -37,12 +38,26 @@ class LSTM(nn.Module):
         self.hook_z = hook("batch pos head d_head")
         self.state_size = 2 * self.d_head
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, x: Stream) -> Stream:
         hidden, _ = self.lstm(x)
+        return self._out(hidden)
+
+    def start(self, batch: int) -> MixerState:
+        """h and c."""
+        return MixerState(0, {name: self.out.weight.new_zeros(batch, self.d_head) for name in ("hidden", "cell")})
+
+    def step(self, x: Stream, state: MixerState) -> tuple[Stream, MixerState]:
+        """torch's LSTM from a state."""
+        carry = Carry(self, state)
+        hidden, (h, c) = self.lstm(x, (carry["hidden"][None].contiguous(), carry["cell"][None].contiguous()))
+        carry["hidden"], carry["cell"] = h[0], c[0]
+        return self._out(hidden), carry.after(x.shape[1])
+
+    def _out(self, hidden: Float[Tensor, "batch pos d_head"]) -> Stream:
         out: Tensor = self.out(self.hook_z(hidden[:, :, None])[:, :, 0])
         return out
 
-    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
+    def reading(self, x: Stream) -> Reading:
         """A reading without factors, which says why there are none."""
         return Reading(
             x.shape,

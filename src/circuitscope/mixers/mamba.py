@@ -16,13 +16,15 @@ from circuitscope.kernels.selective_scan import (
     selective_scan,
     selective_scan_phi,
     selective_scan_phi_profile,
+    selective_scan_steps,
     selective_scan_with_state_edit,
 )
-from circuitscope.mixers.mixer import MixerConfig, RotaryConfig
+from circuitscope.mixers.mixer import MixerConfig, RotaryConfig, Stream
 from circuitscope.mixers.positions import check_rotates, rotate
 from circuitscope.mixers.reading import Build, Factor, GatedTransition, Profile, Reading, State
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.scan import ChannelScan, mix_channels
+from circuitscope.mixers.state import Carry, MixerState, first_position
 from circuitscope.mixers.two_paths import Channels, short_convolve
 from circuitscope.section import DefaultBy, Unit
 
@@ -87,6 +89,10 @@ class SelectiveSSM(nn.Module):
     def A(self) -> Float[Tensor, "channel state"]:
         return -self.A_log.exp()
 
+    def start(self, batch: int) -> Float[Tensor, "batch channel state"]:
+        """h before the first position."""
+        return self.A_log.new_zeros(batch, *self.A_log.shape)
+
 
 def initialize_dt(dt_proj: nn.Linear) -> None:
     """W_dt ~ U(±rank^−½); the bias makes softplus(bias) log-uniform in [1e-3, 1e-1]. Every `init` keeps these."""
@@ -130,10 +136,7 @@ def add_selective_hooks(mixer: Any, d_state: int, rotary: bool) -> None:
 
 def selective(mixer: Any, v: Channels) -> ChannelScan:
     """S6 for these values, from the `ssm` of a mixer with `add_selective_hooks`."""
-    dt, B, C = mixer.ssm(v)
-    dt, B, C = mixer.hook_dt(dt), mixer.hook_B(B), mixer.hook_C(C)
-    if mixer.rotary:
-        B, C = mixer.hook_rot_B(rotate(B)), mixer.hook_rot_C(rotate(C))
+    dt, B, C = _read(mixer, v)
     A, D = mixer.ssm.A, mixer.ssm.D
     return ChannelScan(
         phi=lambda part: selective_scan_phi(dt[..., part], A[part], B, C, D[part]),
@@ -144,6 +147,23 @@ def selective(mixer: Any, v: Channels) -> ChannelScan:
         profile=lambda part: _profile(dt[..., part], A[part], B, C, D[part]),
         on_edges=lambda part, *given: selective_scan_edge_sums(dt[..., part], A[part], B, C, D[part], *given),
     )
+
+
+def selective_step(mixer: Any, v: Channels, carry: Carry) -> Channels:
+    """z of S6 from a state, whose part "scan" is h."""
+    dt, B, C = _read(mixer, v, carry)
+    z, carry["scan"] = selective_scan_steps(v, dt, mixer.ssm.A, B, C, mixer.ssm.D, carry["scan"])
+    return z
+
+
+def _read(mixer: Any, v: Channels, carry: Carry | None = None) -> tuple[Channels, Shared, Shared]:
+    """Δ, B and C, as the scan reads them."""
+    dt, B, C = mixer.ssm(v)
+    dt, B, C = mixer.hook_dt(dt), mixer.hook_B(B), mixer.hook_C(C)
+    if mixer.rotary:
+        first = first_position(carry)
+        B, C = mixer.hook_rot_B(rotate(B, first)), mixer.hook_rot_C(rotate(C, first))
+    return dt, B, C
 
 
 def _profile(
@@ -171,7 +191,7 @@ class GatedBlock(nn.Module):
     d_head = 1
     state = State()
 
-    def __init__(self, config: GatedBlockConfig, d_model: int, ssm: Callable[[int], nn.Module], d_state: int):
+    def __init__(self, config: GatedBlockConfig, d_model: int, ssm: Callable[[int], Any], d_state: int):
         super().__init__()
         self.config = config
         channels = self.n_heads = config.expand * d_model
@@ -180,7 +200,7 @@ class GatedBlock(nn.Module):
             self.conv = nn.Conv1d(channels, channels, config.conv_width, groups=channels)
             self.hook_phi_conv = hook("batch channel dest src", on_demand=True)
             self.hook_conv = hook("batch pos channel")
-        self.ssm = ssm(channels)
+        self.ssm: Any = ssm(channels)
         self.out = nn.Linear(channels, d_model, bias=False)
         if config.gate:
             self.hook_gate = hook("batch pos channel")
@@ -193,14 +213,31 @@ class GatedBlock(nn.Module):
         """The state-space model for these values."""
         raise NotImplementedError
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def scan_step(self, v: Channels, carry: Carry) -> Channels:
+        """z for values that follow those of a state, whose part "scan" is the model's own."""
+        raise NotImplementedError
+
+    def forward(self, x: Stream) -> Stream:
         pre, gate, _ = self._into(x)
         v = F.silu(pre) if self.config.activation else pre
-        z = mix_channels(self, v, self.scan(v))
-        out: Tensor = self.out(z if gate is None else z * F.silu(gate))
-        return out
+        return self._out(mix_channels(self, v, self.scan(v)), gate)
 
-    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
+    def start(self, batch: int) -> MixerState:
+        """The state-space model's state, and the last inputs of the conv, if there is one."""
+        parts = {"scan": self.ssm.start(batch)}
+        if self.config.conv:
+            parts["conv"] = self.conv.weight.new_zeros(batch, self.config.conv_width - 1, self.n_heads)
+        return MixerState(0, parts)
+
+    def step(self, x: Stream, state: MixerState) -> tuple[Stream, MixerState]:
+        """One position after the other from a state."""
+        carry = Carry(self, state)
+        pre, gate, _ = self._into(x, carry)
+        v = self.hook_v((F.silu(pre) if self.config.activation else pre)[..., None])[..., 0]
+        z = self.hook_z(self.scan_step(v, carry)[..., None])[..., 0]
+        return self._out(z, gate), carry.after(x.shape[1])
+
+    def reading(self, x: Stream) -> Reading:
         """diag(SiLU(gate)) · Φ_ssm · diag(σ(pre)) · Φ_conv; SiLU(pre) = σ(pre) · pre."""
         pre, gate, conv = self._into(x)
         n = self.n_heads
@@ -215,18 +252,22 @@ class GatedBlock(nn.Module):
             found.append(Factor("conv", "channel", n, conv, hook="hook_phi_conv", taps=taps))
         return Reading(x.shape, factors=tuple(found), transition=scan.transition, state=self.state)
 
+    def _out(self, z: Channels, gate: Channels | None) -> Stream:
+        out: Tensor = self.out(z if gate is None else z * F.silu(gate))
+        return out
+
     def _conv_flops(self) -> int:
         """FLOPs of the conv, forward, per token: 2 per tap and channel."""
         return 2 * self.n_heads * self.config.conv_width if self.config.conv else 0
 
-    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels | None, Build | None]:
+    def _into(self, x: Stream, carry: Carry | None = None) -> tuple[Channels, Channels | None, Build | None]:
         """What enters SiLU and the scan, and, if there are any, the gate and the matrix of the conv."""
         u, gate, conv = self.in_proj(x), None, None
         if self.config.gate:
             u, gate = u.chunk(2, dim=-1)
             gate = self.hook_gate(gate)
         if self.config.conv:
-            u, conv = short_convolve(self.hook_phi_conv, u, self.conv.weight[:, 0], self.conv.bias)
+            u, conv = short_convolve(self.hook_phi_conv, u, self.conv.weight[:, 0], self.conv.bias, carry=carry)
             u = self.hook_conv(u)
         return u, gate, conv
 
@@ -254,6 +295,9 @@ class Mamba(GatedBlock):
 
     def scan(self, v: Channels) -> ChannelScan:
         return selective(self, v)
+
+    def scan_step(self, v: Channels, carry: Carry) -> Channels:
+        return selective_step(self, v, carry)
 
     def mixing_flops(self, length: int) -> int:
         """FLOPs of the conv and the scan, forward, per token: 9 per state and channel, 2 per tap and channel."""

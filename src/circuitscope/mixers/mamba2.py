@@ -10,13 +10,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from circuitscope.hooks import hook
-from circuitscope.kernels.ssd import ssd, ssd_phi, ssd_with_state_edit
+from circuitscope.kernels.ssd import ssd, ssd_phi, ssd_steps, ssd_with_state_edit
 from circuitscope.mixers.mamba import dt_bias, start_near_identity
-from circuitscope.mixers.mixer import RotaryConfig, check_divides
+from circuitscope.mixers.mixer import RotaryConfig, Stream, check_divides
 from circuitscope.mixers.positions import check_rotates, rotate
 from circuitscope.mixers.reading import Build, Factor, GatedTransition, Reading, State
 from circuitscope.mixers.registry import register
-from circuitscope.mixers.two_paths import Channels, mix, short_convolve_parts
+from circuitscope.mixers.state import Carry, MixerState, first_position
+from circuitscope.mixers.two_paths import Channels, Heads, mix, short_convolve_parts
 from circuitscope.section import Unit
 
 StepSizes = Float[Tensor, "batch pos head"]
@@ -103,20 +104,40 @@ class Mamba2(nn.Module):
     def A(self) -> Float[Tensor, " head"]:
         return -self.A_log.exp()
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, x: Stream) -> Stream:
         gate, pre, dt, B, C, _ = self._into(x)
         A, D = self.A, self.D
         z = mix(
             self,
-            rearrange(F.silu(pre), "batch pos (head d_head) -> batch pos head d_head", head=self.n_heads),
+            self._values(pre),
             phi=lambda: ssd_phi(dt, A, B, C, D),
             fused=lambda v: ssd(v, dt, A, B, C, D),
             state=lambda v, edit: ssd_with_state_edit(v, dt, A, B, C, D, edit),
         )
+        return self._out(z, gate)
+
+    def start(self, batch: int) -> MixerState:
+        """The state S of every head, and the last inputs of the conv."""
+        zeros = self.A_log.new_zeros
+        conv = zeros(batch, self.config.conv_width - 1, self.sizes[1])
+        return MixerState(0, {"conv": conv, "scan": zeros(batch, self.n_heads, self.config.d_state, self.d_head)})
+
+    def step(self, x: Stream, state: MixerState) -> tuple[Stream, MixerState]:
+        """One position after the other from a state."""
+        carry = Carry(self, state)
+        gate, pre, dt, B, C, _ = self._into(x, carry)
+        v = self.hook_v(self._values(pre))
+        z, carry["scan"] = ssd_steps(v, dt, self.A, B, C, self.D, carry["scan"])
+        return self._out(self.hook_z(z), gate), carry.after(x.shape[1])
+
+    def _values(self, pre: Channels) -> Heads:
+        return rearrange(F.silu(pre), "batch pos (head d_head) -> batch pos head d_head", head=self.n_heads)
+
+    def _out(self, z: Heads, gate: Channels) -> Stream:
         out: Tensor = self.out(self.norm(z.flatten(2) * F.silu(gate)))
         return out
 
-    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
+    def reading(self, x: Stream) -> Reading:
         """diag(SiLU(gate)) · Φ_ssd · diag(σ(pre)) · Φ_conv: Φ_ssd is per head, the other factors are per channel."""
         gate, pre, dt, B, C, (conv, conv_B, conv_C) = self._into(x)
         n, A, D = pre.shape[-1], self.A, self.D
@@ -154,13 +175,13 @@ class Mamba2(nn.Module):
         return channels * (5 * states + 3) + 2 * taps * (channels + 2 * self.config.n_groups * states)
 
     def _into(
-        self, x: Float[Tensor, "batch pos d_model"]
+        self, x: Stream, carry: Carry | None = None
     ) -> tuple[Channels, Channels, StepSizes, Groups, Groups, list[Build]]:
         """The gate, the input of the values' SiLU, Δ, B, C, and the matrices of the convs of values, B and C."""
         gate, u, dt = self.in_proj(x).split(self.sizes, dim=-1)
         gate = self.hook_gate(gate)
         points = (self.hook_phi_conv, self.hook_phi_conv_B, self.hook_phi_conv_C)
-        convolved = short_convolve_parts(points, u, self.convolved, self.conv.weight[:, 0], self.conv.bias)
+        convolved = short_convolve_parts(points, u, self.convolved, self.conv.weight[:, 0], self.conv.bias, carry)
         (pre, B, C), convs = [out for out, _ in convolved], [matrix for _, matrix in convolved]
         pre = self.hook_conv(pre)
         groups = self.config.n_groups
@@ -168,5 +189,6 @@ class Mamba2(nn.Module):
         dt = self.hook_dt(F.softplus(dt + self.dt_bias))
         B, C = self.hook_B(B), self.hook_C(C)
         if self.config.rotary:
-            B, C = self.hook_rot_B(rotate(B)), self.hook_rot_C(rotate(C))
+            first = first_position(carry)
+            B, C = self.hook_rot_B(rotate(B, first)), self.hook_rot_C(rotate(C, first))
         return gate, pre, dt, B, C, convs

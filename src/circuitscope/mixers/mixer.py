@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 from circuitscope.errors import UserError
 from circuitscope.mixers.reading import Reading
+from circuitscope.mixers.state import MixerState
 from circuitscope.section import Added, DefaultBy, Section
+
+Stream = Float[Tensor, "batch pos d_model"]
 
 
 class MixerConfig(Section):
@@ -76,20 +79,27 @@ class Mixer(Protocol):
     state_size: int | None
     out: nn.Linear
 
-    def __call__(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]: ...
+    def __call__(self, x: Stream) -> Stream: ...
 
-    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
+    def start(self, batch: int) -> MixerState:
+        """The state before the first position; a mixer that reads later positions has none and says so."""
+
+    def step(self, x: Stream, state: MixerState) -> tuple[Stream, MixerState]:
+        """The outputs of one or more positions that follow those of the state, and the state after them.
+
+        It is plain torch, differentiable in x, in the state and out of the new state. From `start` it is the mixer.
+        """
+
+    def reading(self, x: Stream) -> Reading:
         """The reading of the layer for an input of the mixer, with the hooks that are set now.
 
         The hooks on the parts of the factors fire, once each: q, k, dt, B, C, beta, decay, gate, conv, the conv's own
         matrix at `hook_phi_conv`, attention's scores and pattern. The hooks around the product do not fire: `hook_v`,
         `hook_phi`, `hook_state`, `hook_z`. So the product of the core factors is what enters `hook_phi`.
         """
-        ...
 
     def mixing_flops(self, length: int) -> int:
         """FLOPs of the mixing itself, without the projections: forward, per token."""
-        ...
 
 
 @runtime_checkable

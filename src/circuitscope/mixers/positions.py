@@ -22,19 +22,23 @@ def check_rotates(size: int, what: str) -> None:
         raise UserError(f"rope needs an even {what}, got {size}; nearest: {size + 1}")
 
 
-def rotate(x: Float[Tensor, "batch pos *head d_head"]) -> Float[Tensor, "batch pos *head d_head"]:
-    """RoPE with base 10000: it rotates the first half against the second, so that positions enter q·k only as i − j."""
+def rotate(x: Float[Tensor, "batch pos *head d_head"], first: int = 0) -> Float[Tensor, "batch pos *head d_head"]:
+    """RoPE with base 10000: it rotates the first half against the second, so that positions enter q·k only as i − j.
+
+    Args:
+        first: the position of x[:, 0].
+    """
     half = x.shape[-1] // 2
     rate = 10000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-    angle = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)[:, None] * rate
+    angle = torch.arange(first, first + x.shape[1], device=x.device, dtype=torch.float32)[:, None] * rate
     angle = angle.view(x.shape[1], *(1,) * (x.ndim - 3), half)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
-def alibi(n_heads: int, length: int, device: torch.device) -> Float[Tensor, "head dest src"]:
-    """Bias −m_h (dest − src) with slopes m_h = 2^(−8 (h+1) / n_heads)."""
+def alibi(n_heads: int, length: int, device: torch.device, first: int = 0) -> Float[Tensor, "head dest src"]:
+    """Bias −m_h (dest − src) with slopes m_h = 2^(−8 (h+1) / n_heads), for dest from `first` on."""
     slope = 2.0 ** (-8.0 * torch.arange(1, n_heads + 1, device=device) / n_heads)
     at = torch.arange(length, device=device)
-    return -slope[:, None, None] * (at[:, None] - at)
+    return -slope[:, None, None] * (at[first:, None] - at)

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from circuitscope.devices import widened
 from circuitscope.hooks import hook
 from circuitscope.kernels.short_conv import token_shift, token_shift_phi
-from circuitscope.kernels.wkv import wkv, wkv_phi, wkv_with_state_edit
-from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.kernels.wkv import wkv, wkv_phi, wkv_start, wkv_steps, wkv_with_state_edit
+from circuitscope.mixers.mixer import MixerConfig, Stream
 from circuitscope.mixers.reading import Build, Factor, GatedTransition, Reading, State
 from circuitscope.mixers.registry import register
+from circuitscope.mixers.state import Carry, MixerState
 from circuitscope.mixers.two_paths import Channels, convolve, mix
 
 
@@ -87,7 +88,7 @@ class RWKV(nn.Module):
             self.time_mix_v.copy_((h / channels) ** alpha + 0.3 * rho)
             self.time_mix_r.copy_((h / channels) ** (alpha / 2))
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, x: Stream) -> Stream:
         k, v, r, _ = self._into(x)
         w, u, gate = self.time_decay.exp(), self.time_first, r.sigmoid()
         z = mix(
@@ -100,7 +101,22 @@ class RWKV(nn.Module):
         out: Tensor = self.out(z[..., 0])
         return out
 
-    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
+    def start(self, batch: int) -> MixerState:
+        """(num, den, max) as in `hook_state`, and the last input, which the shifts read; zero before the first one."""
+        num, den, top = wkv_start(batch, self.n_heads, self.out.weight)
+        return MixerState(0, {"num": num, "den": den, "max": top, "input": num[:, None]})
+
+    def step(self, x: Stream, state: MixerState) -> tuple[Stream, MixerState]:
+        """One position after the other from a state."""
+        carry = Carry(self, state)
+        k, v, r, _ = self._into(x, carry)
+        v, parts = self.hook_v(v[..., None])[..., 0], ("num", "den", "max")
+        y, after = wkv_steps(self.time_decay.exp(), self.time_first, k, v, *(carry[part] for part in parts))
+        for part, new in zip(parts, after, strict=True):
+            carry[part] = new
+        return self.out(self.hook_z((r.sigmoid() * y)[..., None])[..., 0]), carry.after(x.shape[1])
+
+    def reading(self, x: Stream) -> Reading:
         """diag(σ(r)) · the row-normalized weights and, per channel of x, the shift before the values."""
         k, _, r, (shift_k, shift, shift_r) = self._into(x)
         w, u, n = self.time_decay.exp(), self.time_first, self.n_heads
@@ -125,9 +141,13 @@ class RWKV(nn.Module):
         """FLOPs of shifts and recurrence, forward, per token. Per channel: 3 per shift, 20 for wkv, 2 for σ(r)."""
         return self.n_heads * (3 * 3 + 20 + 2)
 
-    def _into(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Channels, Channels, Channels, list[Build]]:
+    def _into(self, x: Stream, carry: Carry | None = None) -> tuple[Channels, Channels, Channels, list[Build]]:
         """Keys, values, receptance, and the matrices of the shifts before each of them."""
-        before = token_shift(x)
+        if carry is None:
+            before = token_shift(x)
+        else:
+            seen = torch.cat([carry["input"], x], dim=1)
+            before, carry["input"] = seen[:, :-1], seen[:, -1:].clone()
 
         def shifted(point: nn.Module, mix: Float[Tensor, " channel"]) -> tuple[Channels, Build]:
             return convolve(

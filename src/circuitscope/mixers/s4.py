@@ -5,18 +5,20 @@ from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Complex
 from pydantic import Field
 from torch import Tensor, nn
 
 from circuitscope.devices import widened
 from circuitscope.hooks import hook
 from circuitscope.kernels.long_conv import long_conv, toeplitz
-from circuitscope.kernels.s4d import S4DParams, s4d_kernel, s4d_lin, s4d_with_state_edit
-from circuitscope.mixers.mixer import MixerConfig
+from circuitscope.kernels.s4d import S4DParams, s4d_kernel, s4d_lin, s4d_start, s4d_steps, s4d_with_state_edit
+from circuitscope.mixers.mixer import MixerConfig, Stream
 from circuitscope.mixers.reading import GatedTransition, Reading, State
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.scan import ChannelScan, mix_channels
+from circuitscope.mixers.state import Carry, MixerState
+from circuitscope.mixers.two_paths import Channels
 from circuitscope.section import Unit
 
 
@@ -61,6 +63,15 @@ class S4D(nn.Module):
             with_states=lambda v, edit: s4d_with_state_edit(v, self.params, D, edit),
             transition=s4d_transition(self.params, length),
         )
+
+    def start(self, batch: int) -> Complex[Tensor, "batch channel state"]:
+        """h before the first position."""
+        return s4d_start(self.params, batch)
+
+    def step(self, v: Channels, carry: Carry) -> Channels:
+        """z from a state, whose part "scan" is h."""
+        z, carry["scan"] = s4d_steps(v, self.params, self.D, carry["scan"])
+        return z
 
 
 def add_s4d_parameters(
@@ -115,12 +126,25 @@ class S4(nn.Module):
         self.hook_gate = hook("batch pos d_model")
         self.state_size = d_model * config.d_state
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        h = F.gelu(mix_channels(self, x, self.ssm.scan(x.shape[1])))
+    def forward(self, x: Stream) -> Stream:
+        return self._out(mix_channels(self, x, self.ssm.scan(x.shape[1])))
+
+    def start(self, batch: int) -> MixerState:
+        """The complex state h of every channel."""
+        return MixerState(0, {"scan": self.ssm.start(batch)})
+
+    def step(self, x: Stream, state: MixerState) -> tuple[Stream, MixerState]:
+        """One position after the other from a state."""
+        carry = Carry(self, state)
+        z = self.hook_z(self.ssm.step(self.hook_v(x[..., None])[..., 0], carry)[..., None])[..., 0]
+        return self._out(z), carry.after(x.shape[1])
+
+    def _out(self, z: Channels) -> Stream:
+        h = F.gelu(z)
         out: Tensor = self.out(h) * self.hook_gate(self.out_gate(h)).sigmoid()
         return out
 
-    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
+    def reading(self, x: Stream) -> Reading:
         """The Toeplitz matrix alone. GELU and GLU are not linear in z, so they belong to Out."""
         scan = self.ssm.scan(x.shape[1])
         return Reading(x.shape, factors=(scan.factor(self.n_heads),), transition=scan.transition, state=State())

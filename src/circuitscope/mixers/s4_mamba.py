@@ -8,6 +8,7 @@ from circuitscope.mixers.mamba import GatedBlock, GatedBlockConfig
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.s4 import S4D, s4d_flops
 from circuitscope.mixers.scan import ChannelScan
+from circuitscope.mixers.state import Carry
 from circuitscope.mixers.two_paths import Channels
 from circuitscope.section import Unit
 
@@ -33,6 +34,9 @@ class S4Mamba(GatedBlock):
 
     def scan(self, v: Channels) -> ChannelScan:
         return self.ssm.scan(v.shape[1])
+
+    def scan_step(self, v: Channels, carry: Carry) -> Channels:
+        return self.ssm.step(v, carry)
 
     def mixing_flops(self, length: int) -> int:
         """FLOPs of the conv and of S4D's recurrence, forward, per token."""

@@ -3,16 +3,16 @@
 import math
 from typing import Annotated, ClassVar, Literal
 
-from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
 from circuitscope.hooks import hook
-from circuitscope.mixers.mamba import SelectiveSSM, add_selective_hooks, selective
-from circuitscope.mixers.mixer import RotaryConfig
+from circuitscope.mixers.mamba import SelectiveSSM, add_selective_hooks, selective, selective_step
+from circuitscope.mixers.mixer import RotaryConfig, Stream
 from circuitscope.mixers.reading import Reading, State
 from circuitscope.mixers.registry import register
 from circuitscope.mixers.scan import mix_channels
+from circuitscope.mixers.state import Carry, MixerState
 from circuitscope.section import DefaultBy, Unit
 
 
@@ -50,11 +50,22 @@ class S6(nn.Module):
         """Starts as linear attention, as Mamba does."""
         self.ssm.start_mimetic(max_length)
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, x: Stream) -> Stream:
         out: Tensor = self.out(mix_channels(self, x, selective(self, x)))
         return out
 
-    def reading(self, x: Float[Tensor, "batch pos d_model"]) -> Reading:
+    def start(self, batch: int) -> MixerState:
+        """The state h of the scan."""
+        return MixerState(0, {"scan": self.ssm.start(batch)})
+
+    def step(self, x: Stream, state: MixerState) -> tuple[Stream, MixerState]:
+        """One position after the other from a state."""
+        carry = Carry(self, state)
+        v = self.hook_v(x[..., None])[..., 0]
+        z = self.hook_z(selective_step(self, v, carry)[..., None])[..., 0]
+        return self.out(z), carry.after(x.shape[1])
+
+    def reading(self, x: Stream) -> Reading:
         """The scan's matrix alone."""
         scan = selective(self, x)
         return Reading(x.shape, factors=(scan.factor(self.n_heads),), transition=scan.transition, state=self.state)

@@ -11,6 +11,7 @@ from circuitscope.hooks import wanted
 from circuitscope.kernels.short_conv import short_conv, short_conv_phi
 from circuitscope.memory import check_fits
 from circuitscope.mixers.reading import Build
+from circuitscope.mixers.state import Carry
 
 Heads = Float[Tensor, "batch pos head d_head"]
 Channels = Float[Tensor, "batch pos channel"]
@@ -77,17 +78,20 @@ def short_convolve_parts(
     sizes: Sequence[int],
     weight: Float[Tensor, "channel tap"],
     bias: Float[Tensor, " channel"] | None,
+    carry: Carry | None = None,
 ) -> list[tuple[Float[Tensor, "batch pos _channel"], Build]]:
     """One causal short conv over the channels of several parts of a mixer, such as q, k and v, each with its own hook.
 
     Gives for each part what `convolve` gives. Unless something listens to one of the hooks, one kernel does all parts.
+    In a step the conv goes on from the state; the matrices are those of the step's own positions.
     """
     length, weights = u.shape[1], weight.split(list(sizes))
-    if wanted(*points):
+    if carry is None and wanted(*points):
         biases = [None] * len(weights) if bias is None else bias.split(list(sizes))
         parts = zip(points, u.split(list(sizes), dim=-1), weights, biases, strict=True)
         return [short_convolve(*part) for part in parts]
-    done = short_conv(u, weight, bias).split(list(sizes), dim=-1)
+    whole = short_conv(u, weight, bias) if carry is None else carry.convolved(u, weight, bias)
+    done = whole.split(list(sizes), dim=-1)
     return list(zip(done, (_banded(of_part, length) for of_part in weights), strict=True))
 
 
@@ -102,9 +106,15 @@ def short_convolve(
     weight: Float[Tensor, "channel tap"],
     bias: Float[Tensor, " channel"] | None,
     ahead: int = 0,
+    carry: Carry | None = None,
 ) -> tuple[Channels, Build]:
-    """A depthwise short conv of u, causal if no tap is `ahead`, and its matrix, as `convolve` gives them."""
+    """A depthwise short conv of u, causal if no tap is `ahead`, and its matrix, as `convolve` gives them.
+
+    In a step the conv goes on from the state; the matrix is that of the step's own positions.
+    """
     length = u.shape[1]
+    if carry is not None:
+        return carry.convolved(u, weight, bias), _banded(weight, length)
     return convolve(
         point,
         u,

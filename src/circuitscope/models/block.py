@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from circuitscope.hooks import hook
-from circuitscope.mixers import MixerConfig, build_mixer
+from circuitscope.mixers import MixerConfig, MixerState, build_mixer
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.norm import HookedLayerNorm
 
@@ -58,7 +58,18 @@ class Block(nn.Module):
     ) -> Float[Tensor, "*lead d_model"]:
         """With `at` (flat indices row · length + pos), everything after the mixer runs at these positions only."""
         resid = self.hook_resid_pre(resid)
-        mixed = self.hook_mixer_out(self.mixer(self.ln1(resid)))
+        return self._after_mixer(resid, self.mixer(self.ln1(resid)), at)
+
+    def step(
+        self, resid: Float[Tensor, "batch pos d_model"], state: MixerState, at: Int[Tensor, " label"] | None = None
+    ) -> tuple[Float[Tensor, "*lead d_model"], MixerState]:
+        """The block on positions that follow those of its mixer's state, and the state after them."""
+        resid = self.hook_resid_pre(resid)
+        mixed, state = self.mixer.step(self.ln1(resid), state)
+        return self._after_mixer(resid, mixed, at), state
+
+    def _after_mixer(self, resid: Tensor, mixed: Tensor, at: Tensor | None) -> Tensor:
+        mixed = self.hook_mixer_out(mixed)
         if at is not None:
             resid, mixed = (x.flatten(0, 1).index_select(0, at) for x in (resid, mixed))
         resid = resid + mixed

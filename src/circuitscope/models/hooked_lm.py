@@ -4,8 +4,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from circuitscope.arguments import explained
 from circuitscope.errors import UserError
 from circuitscope.models.config import ModelConfig
+from circuitscope.models.generation import generate, why_no_steps
 from circuitscope.models.inputs import InputsLike, as_tokens
 from circuitscope.models.stack import HookedStack
 
@@ -65,6 +67,25 @@ class HookedLM(HookedStack):
     def read_out(self, hidden: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead vocab"]:
         """Logits, by the unembedding."""
         return F.linear(hidden, self.W_U.T)
+
+    @explained
+    def generate(
+        self, tokens: InputsLike, n: int, *, temperature: float = 0.0, seed: int = 0, stop: int | None = None
+    ) -> Int[Tensor, "batch pos"]:
+        """The tokens, followed by n more, each of which the model says after those before it.
+
+        Args:
+            tokens: prompts of one length.
+            temperature: 0 takes the likeliest token; otherwise tokens are drawn from softmax(logits / temperature).
+            seed: of the draws; the same seed draws the same tokens.
+            stop: a sequence that has said this token goes on with nothing else.
+        """
+        return generate(self, self.to_tokens(tokens), n, temperature, seed, stop)
+
+    @property
+    def cannot_generate(self) -> str:
+        """Why the model cannot generate, in one sentence; "" if it can."""
+        return why_no_steps(self)
 
     def read_in(self, inputs: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """The embeddings of the tokens."""

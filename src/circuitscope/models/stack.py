@@ -28,6 +28,7 @@ from circuitscope.mixers.positions import sinusoidal
 from circuitscope.mixers.reading import Reading
 from circuitscope.models.block import Block
 from circuitscope.models.config import ModelConfig
+from circuitscope.models.generation import ModelState, start, state_at, through_layers
 from circuitscope.models.inputs import InputsLike
 from circuitscope.models.norm import HookedLayerNorm
 
@@ -201,21 +202,59 @@ class HookedStack(HookedRootModule):
             original_architecture=type(self).__name__,
         )
 
-    def forward(self, inputs: InputsLike, at: Int[Tensor, " label"] | None = None) -> Float[Tensor, "*lead out"]:
+    def forward(
+        self,
+        inputs: InputsLike,
+        at: Int[Tensor, " label"] | None = None,
+        *,
+        initial_state: ModelState | None = None,
+    ) -> Float[Tensor, "*lead out"]:
         """What the model gives [batch, pos, out]; with `at`, [label, out] at those flat positions only.
 
         `at` holds indices row · length + pos, as `Batch.labelled()` gives them. It saves work and changes no
         number: everything after the last mixer, including the read-out, runs at those positions only, so
         hooks there see [label, …] instead of [batch, pos, …].
-        """
-        return self.read_out(self.hidden(inputs, at))
 
-    def hidden(self, inputs: InputsLike, at: Int[Tensor, " label"] | None = None) -> Float[Tensor, "*lead d_model"]:
+        With an `initial_state` the inputs follow those that the state has read. Then the recurrent steps compute, which
+        are plain torch and slower than the kernels; hooks on Φ, on convs' matrices and on states are refused.
+        """
+        return self.read_out(self.hidden(inputs, at, initial_state=initial_state))
+
+    def hidden(
+        self,
+        inputs: InputsLike,
+        at: Int[Tensor, " label"] | None = None,
+        *,
+        initial_state: ModelState | None = None,
+    ) -> Float[Tensor, "*lead d_model"]:
         """What the read-out reads: the final norm's output."""
         if at is not None and not isinstance(at, Tensor):
             raise UserError(f"at: expected a tensor of flat positions, as batch.labelled() gives, got {described(at)}")
-        out: Tensor = self.ln_final(self.layers[-1](self.stream_before(inputs, self.config.n_layers - 1), at))
+        if initial_state is None:
+            resid = self.layers[-1](self.stream_before(inputs, self.config.n_layers - 1), at)
+        else:
+            resid, _ = through_layers(self, self.to_inputs(inputs), initial_state, at)
+        out: Tensor = self.ln_final(resid)
         return out
+
+    def start(self, batch: int = 1) -> ModelState:
+        """The state before the first position, for a batch of sequences."""
+        return start(self, batch)
+
+    def step(self, inputs: InputsLike, state: ModelState) -> tuple[Float[Tensor, "batch pos out"], ModelState]:
+        """What the model gives for one or more inputs that follow those of a state, and the state after them.
+
+        Gradients flow to the state that is given and out of the one that is returned.
+        """
+        resid, after = through_layers(self, self.to_inputs(inputs), state)
+        return self.read_out(self.ln_final(resid)), after
+
+    def state_at(self, inputs: InputsLike, pos: int) -> ModelState:
+        """The state in which position `pos` finds the model: `model(inputs[:, pos:], initial_state=…)` goes on from it.
+
+        It holds all that the model keeps of inputs[:, :pos], the tails of convs and shifts included.
+        """
+        return state_at(self, self.to_inputs(inputs), pos)
 
     def stream_before(self, inputs: InputsLike, layer: int) -> Float[Tensor, "batch pos d_model"]:
         """The residual stream that enters a layer."""
@@ -231,21 +270,22 @@ class HookedStack(HookedRootModule):
         found: Reading = block.mixer.reading(block.mixer_input(self.stream_before(inputs, layer)))
         return found
 
-    def embedded(self, inputs: InputsLike) -> Float[Tensor, "batch pos d_model"]:
-        """The residual stream before the first layer."""
+    def embedded(self, inputs: InputsLike, first: int = 0) -> Float[Tensor, "batch pos d_model"]:
+        """The residual stream before the first layer; `first` is the position of the first input."""
         inputs = self.to_inputs(inputs)
-        self._check_length(inputs)
+        self.check_length(first + inputs.shape[1])
         resid: Tensor = self.hook_embed(self.read_in(inputs))
         if self.config.positions in ("learned", "sinusoidal"):
-            resid = resid + self.hook_pos_embed(self.pos_embed[: inputs.shape[1]].expand_as(resid))
+            resid = resid + self.hook_pos_embed(self.pos_embed[first : first + inputs.shape[1]].expand_as(resid))
         return F.dropout(resid, self.config.embed_dropout, self.training) if self.config.embed_dropout else resid
 
-    def _check_length(self, inputs: Tensor) -> None:
+    def check_length(self, length: int) -> None:
+        """Refuses a sequence that is longer than the positions that are added to the stream."""
         limited = self.config.positions in ("learned", "sinusoidal")
-        if limited and inputs.shape[1] > self.config.max_length:
+        if limited and length > self.config.max_length:
             raise UserError(
-                f"sequence of {inputs.shape[1]} positions, but the model has {self.config.positions} positions"
-                f" for {self.config.max_length}; build it with max_length={inputs.shape[1]}"
+                f"sequence of {length} positions, but the model has {self.config.positions} positions"
+                f" for {self.config.max_length}; build it with max_length={length}"
             )
 
     def run_with_cache(  # type: ignore[override]

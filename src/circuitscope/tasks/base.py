@@ -113,6 +113,10 @@ class Task(Section):
         counts = torch.tensor([one.label_count for one in alone], dtype=torch.float64)
         return {name: Measure(found[:, i] * counts, counts) for i, name in enumerate(("loss", self.metric))}
 
+    def unmeasured(self, model: Any) -> dict[str, str]:
+        """What `measures` leaves out because a model does not allow it, by name, with the reason."""
+        return {}
+
     @abstractmethod
     def shown(self, metric: float) -> str:
         """A value of the metric as people read it: `accuracy  97.1%`."""

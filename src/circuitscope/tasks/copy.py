@@ -8,7 +8,7 @@ suffix    $ s | g | a .
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -21,12 +21,15 @@ from circuitscope.errors import UserError
 from circuitscope.section import Unit
 from circuitscope.tasks.base import register
 from circuitscope.tasks.batch import NO_LABEL, Batch, Layout
+from circuitscope.tasks.generated import generated_answers, why_not_generated
+from circuitscope.tasks.measure import Measure
 from circuitscope.tasks.roles import Role
 from circuitscope.tasks.streams import I64, below, stream_key, words
 from circuitscope.tasks.token_task import TokenTask
 
 START, BAR, END, PAD = 0, 1, 2, 3
 LETTERS = 4  # the first letter
+_GENERATED = ("generated accuracy", "generated exact match")
 
 
 @register("copy")
@@ -37,7 +40,8 @@ class Copy(TokenTask):
     string is the answer. With prefix and suffix an n-gram g stands before or behind the string, and the answer is the
     `answer` letters that follow g in it; g occurs once in the string. Labels are the answer and the end mark; tokens
     behind the end mark are padding. Accuracy is per character, each predicted from the right ones before it; exact
-    match (all characters of a string right) is measured by `circuitscope evaluate`.
+    match (all characters of a string right) is measured by `circuitscope evaluate`, and so are both of the answers that
+    the model generates, where it reads what it said itself.
     """
 
     roles = (Role.START, Role.VALUE, Role.QUERY, Role.FILLER)
@@ -94,12 +98,20 @@ class Copy(TokenTask):
     def outcomes(self, batch: Batch, logits: Float[Tensor, "label vocab"]) -> dict[str, Float[Tensor, " label"]]:
         """Accuracy per character, the end mark included; and exact match, which stands at a sequence's last label."""
         found = super().outcomes(batch, logits)
-        right = found[self.metric]
-        sequence = batch.labelled()[0] // batch.length
-        last = torch.cat([sequence[1:] != sequence[:-1], torch.ones(1, dtype=torch.bool)]).to(right.device)
-        sequence = sequence.to(right.device)
-        wrong = right.new_zeros(len(batch)).index_add(0, sequence, 1 - right)
-        return {**found, "exact match": (wrong == 0).float()[sequence].where(last, float("nan"))}
+        return {**found, "exact match": _all_right(batch, found[self.metric])}
+
+    def measures(self, model: Any, batch: Batch) -> dict[str, Measure]:
+        """The measures of every task on tokens, and accuracy and exact match of what the model generates."""
+        found = super().measures(model, batch)
+        if not why_not_generated(model):
+            right = (generated_answers(model, batch) == batch.labelled()[1]).float()
+            values = (right, _all_right(batch, right))
+            found |= {name: Measure.at_labels(batch, one) for name, one in zip(_GENERATED, values, strict=True)}
+        return found
+
+    def unmeasured(self, model: Any) -> dict[str, str]:
+        why = why_not_generated(model)
+        return dict.fromkeys(_GENERATED, why) if why else {}
 
     def generate(self, key: int, examples: I64) -> Batch:
         n, (string, length, start) = len(examples), self._strings(key, examples)
@@ -161,6 +173,15 @@ class Copy(TokenTask):
         inside = np.arange(every.shape[1]) <= length[:, None] - self.ngram
         counts: I64 = ((every == gram).all(axis=2) & inside).sum(axis=1)
         return counts
+
+
+def _all_right(batch: Batch, right: Float[Tensor, " label"]) -> Float[Tensor, " label"]:
+    """At the last label of each sequence whether all of its labels are right, 1 or 0; nan at the other labels."""
+    sequence = batch.labelled()[0] // batch.length
+    last = torch.cat([sequence[1:] != sequence[:-1], torch.ones(1, dtype=torch.bool)]).to(right.device)
+    sequence = sequence.to(right.device)
+    wrong = right.new_zeros(len(batch)).index_add(0, sequence, 1 - right)
+    return (wrong == 0).float()[sequence].where(last, float("nan"))
 
 
 @dataclass(frozen=True, eq=False)
