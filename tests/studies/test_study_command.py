@@ -83,6 +83,7 @@ def test_plot_draws_the_grid_of_a_study_from_its_table(tmp_path, monkeypatch, ca
     ("words", "says"),
     [
         (("verdict", "oen"), "unknown study 'oen'; did you mean 'one'? valid: one"),
+        (("verdict", "x" * 300), "unknown study"),
         (("run", "one", "--scale", "paper"), "one has no grid at the paper scale"),
         (("run", "one", "--scale", "huge"), "huge"),
     ],

@@ -155,9 +155,15 @@ def studies_in(root: Path) -> list[Study]:
 
 def find_study(root: Path, name: str) -> Study:
     """The study of this name, or the one in this folder."""
-    given = Path(name)
-    if (given / FILE).is_file():
-        return read_study(given)
-    if not (root / name / FILE).is_file():
-        raise unknown("study", name, [study.name for study in studies_in(root)])
-    return read_study(root / name)
+    for folder in (Path(name), root / name):
+        if _has_file(folder):
+            return read_study(folder)
+    raise unknown("study", name, [study.name for study in studies_in(root)])
+
+
+def _has_file(folder: Path) -> bool:
+    """Whether a folder holds a study; a name that no file can have is no folder."""
+    try:
+        return (folder / FILE).is_file()
+    except (OSError, ValueError):
+        return False
