@@ -82,11 +82,12 @@ class GINC(TokenTask):
     }
     recipe: ClassVar = {
         "task.examples": None,
+        "task.length": 128,
         "train.lr": 5e-3,
         "train.weight_decay": 0.1,
         "train.schedule": "cosine",
         "train.steps": 500,
-        "train.batch_size": 8,
+        "train.batch_size": 32,
         "train.eval_batches": 2,
         "train.eval_batch_size": 16,
     }

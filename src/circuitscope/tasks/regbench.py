@@ -72,11 +72,12 @@ class RegBench(TokenTask):
     }
     recipe: ClassVar = {
         "task.examples": None,
+        "task.length": 256,
         "train.lr": 3e-3,
         "train.weight_decay": 0.1,
         "train.schedule": "cosine",
-        "train.steps": 400,
-        "train.batch_size": 8,
+        "train.steps": 500,
+        "train.batch_size": 16,
         "train.eval_batches": 2,
         "train.eval_batch_size": 32,
     }
