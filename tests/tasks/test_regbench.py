@@ -7,8 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import circuitscope as cs
+from circuitscope.cli.main import app
 from circuitscope.tasks import NO_LABEL, Batch, Layout, Role
 from circuitscope.tasks.automata import Automata, draw, minimal
 from circuitscope.tasks.ngram import counts_in_context
@@ -219,3 +221,18 @@ def test_an_impossible_size_is_refused_with_the_inequality_it_breaks(options, ex
     with pytest.raises(cs.UserError, match=expected) as error:
         cs.task("regbench", **options)
     assert "\n" not in str(error.value)
+
+
+def test_the_shown_example_comes_with_its_automaton():
+    shown = CliRunner().invoke(app, ["tasks", "show", "regbench", "--examples", "1"], catch_exceptions=False).output
+    lines = [line.split() for line in shown.splitlines() if line]
+    tokens = next(line for line in lines if line[0] == "tokens")
+    edges = {}
+    for line in (line for line in lines if line[0] == "state"):
+        words = " ".join(line).replace(":", "").replace(",", "").replace("the start ", "").split()
+        for at in range(2, len(words), 4):  # "state 0 2 to state 3 …"
+            edges[int(words[1]), int(words[at])] = int(words[at + 3])
+    assert edges
+    state = 0
+    for token in map(int, tokens[1:]):
+        state = 0 if token == SEPARATOR else edges[state, token]

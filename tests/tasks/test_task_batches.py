@@ -228,7 +228,7 @@ def test_a_split_in_the_place_of_the_step_is_refused_in_one_line():
 def test_a_batch_and_its_layout_show_themselves_in_one_line(name):
     batch = small(name).batch(0, size=5)
     n, length = batch.tokens.shape
-    assert repr(batch.layout).startswith(f"Layout({n} sequences of {length} positions, ")
+    assert repr(batch.layout).startswith(f"Layout({n} sequences of {length} positions")
     labels = int((batch.labels >= 0).sum())
     assert repr(batch) == f"Batch(tokens [{n}, {length}], {labels} labels, {batch.layout!r})"
     assert len(repr(batch)) < 160

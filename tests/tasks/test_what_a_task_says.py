@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import circuitscope as cs
+from circuitscope.config import RunConfig
 from circuitscope.registry import Registry
 from circuitscope.tasks import NO_LABEL, TASKS, Batch, Role, Task
 
@@ -81,6 +82,14 @@ def test_loss_and_metric_are_cross_entropy_and_accuracy_at_the_labels(name, tied
     gradient = torch.autograd.grad(loss, model.embed.weight)[0]
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, model.embed.weight)[0])
     assert not metric().requires_grad
+
+
+@own
+def test_a_run_takes_every_value_of_the_tasks_recipe(name):
+    config = RunConfig.build("lstm", name)
+    for path, value in TASKS[name].recipe.items():
+        section, _, field = path.partition(".")
+        assert getattr(getattr(config, section), field) == value
 
 
 @own

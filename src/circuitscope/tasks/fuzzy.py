@@ -35,7 +35,7 @@ class FuzzyRecall(Recall):
         "train.lr": 2e-3,
         "train.weight_decay": 0.1,
         "train.schedule": "cosine",
-        "train.steps": 4000,
+        "train.steps": 2500,
     }
 
     name: Literal["fuzzy_recall"] = "fuzzy_recall"

@@ -33,7 +33,7 @@ _RESTART = 1e-4  # how likely the posterior takes a step to be that no chain mak
 Form = Literal["document", "prompt"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HiddenLayout(Layout):
     """A layout that also holds the hidden states, and where in which stream its examples stand.
 
@@ -82,11 +82,14 @@ class GINC(TokenTask):
     }
     recipe: ClassVar = {
         "task.examples": None,
-        "train.lr": 2e-3,
+        "task.length": 128,
+        "train.lr": 5e-3,
         "train.weight_decay": 0.1,
         "train.schedule": "cosine",
-        "train.steps": 1000,
-        "train.batch_size": 8,
+        "train.steps": 500,
+        "train.batch_size": 32,
+        "train.eval_batches": 2,
+        "train.eval_batch_size": 16,
     }
 
     name: Literal["ginc"] = "ginc"

@@ -29,7 +29,7 @@ from circuitscope.tasks.token_task import TokenTask
 SEPARATOR = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StringsLayout(Layout):
     """A layout that also holds the automaton of each sequence and the state that it is in behind each token.
 
@@ -72,11 +72,14 @@ class RegBench(TokenTask):
     }
     recipe: ClassVar = {
         "task.examples": None,
-        "train.lr": 2e-3,
+        "task.length": 256,
+        "train.lr": 3e-3,
         "train.weight_decay": 0.1,
         "train.schedule": "cosine",
-        "train.steps": 2000,
+        "train.steps": 500,
         "train.batch_size": 16,
+        "train.eval_batches": 2,
+        "train.eval_batch_size": 32,
     }
 
     name: Literal["regbench"] = "regbench"

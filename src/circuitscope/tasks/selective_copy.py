@@ -34,7 +34,7 @@ class SelectiveCopy(TokenTask):
         "train.lr": 3e-3,
         "train.weight_decay": 0.1,
         "train.schedule": "cosine",
-        "train.steps": 2000,
+        "train.steps": 1500,
     }
 
     name: Literal["selective_copy"] = "selective_copy"
