@@ -9,7 +9,7 @@ its softplus. Each public function picks its path per call from device and dtype
 differentiable once, the torch paths any number of times. No modules, no projections, no gate.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ from circuitscope.kernels.opaque import opaque
 
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
+SLICE = 2_000_000  # entries of Φ that are built at once where only sums of them are needed: 8 MB, a CPU's cache
 CHUNK = 16  # positions between two saved states; backward recomputes what lies between
 
 
@@ -247,8 +248,7 @@ def selective_scan_phi_profile(
         return means.to(dt.dtype)
     if backend is None:
         profile = dt.new_empty(batch, channels, length)
-        for at in range(channels):
-            e = slice(at, at + 1)
+        for e in slices_of_channels(dt, SLICE):
             phi = selective_scan_phi_reference(dt[..., e], A[e], B, C, None if D is None else D[e]).abs()
             for lag in range(length):
                 profile[:, e, lag] = phi.diagonal(-lag, -2, -1).mean(-1)
@@ -256,6 +256,14 @@ def selective_scan_phi_profile(
     out = torch.zeros(batch, channels, length)
     _phi_profile(*_phi_arrays(dt, A, B, C, D), out.numpy())
     return out.to(dt.dtype)
+
+
+def slices_of_channels(dt: Float[Tensor, "batch pos channel"], entries: int) -> Iterator[slice]:
+    """Slices of channels so small that the Φ of each has at most so many entries; of one channel at least."""
+    batch, length, channels = dt.shape
+    step = max(1, entries // max(1, batch * length**2))
+    for start in range(0, channels, step):
+        yield slice(start, start + step)
 
 
 # -- the scan in Numba --------------------------------------------------------------------------------
