@@ -52,9 +52,18 @@ def test_far_more_threads_than_the_machine_has_are_refused(tmp_path, monkeypatch
     assert check_feasible(tiny(threads=65)).type == "cpu"
 
 
-def test_training_that_runs_out_of_memory_says_what_to_reduce(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 7 GB, max allowed: 9 GB). Tried to allocate 2 GB"),
+    ],
+    ids=["CPU", "CUDA", "MPS"],
+)
+def test_training_that_runs_out_of_memory_says_what_to_reduce(tmp_path, monkeypatch, error):
     def hidden(*args: object) -> torch.Tensor:
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory")
+        raise error
 
     monkeypatch.setattr(HookedLM, "hidden", hidden)
     with pytest.raises(RunFailed, match=r"^out of memory: .*batch_size.*last checkpoint: step 0"):

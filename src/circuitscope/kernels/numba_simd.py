@@ -34,6 +34,8 @@ from circuitscope.kernels import forks
 from circuitscope.kernels.opaque import opaque
 
 LANES = 8
+LOG2_E = 1.4426950408889634  # e^x = 2^(x · LOG2_E)
+LN_2 = 0.6931471805599453
 
 # Numba claims to be typed, but most of it is not.
 _numba: Any = numba

@@ -24,9 +24,8 @@ from circuitscope.kernels.edge_sums import (
     edge_sums_reference,
     sums_of_entries,
 )
-from circuitscope.kernels.numba_simd import LANES, broadcast, exp2, kernel, load, pad_last, splat, store, task
-from circuitscope.kernels.selective_scan import LOG2_E, check_scan, selective_scan_phi
-from circuitscope.kernels.selective_scan_sums import slices_of_channels
+from circuitscope.kernels.numba_simd import LANES, LOG2_E, broadcast, exp2, kernel, load, pad_last, splat, store, task
+from circuitscope.kernels.selective_scan import check_scan, selective_scan_phi, slices_of_channels
 
 _ROWS = 8  # `_next_rows` names its accumulators one by one; a block has as many columns of its own as a vector lanes
 _ENTRIES = 16_000_000  # of Φ that are built at once where neither Numba nor Triton serves: 64 MB
@@ -87,7 +86,7 @@ def _by_slices(
     dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, edges: EdgeList, around: Surroundings | None
 ) -> tuple[EdgeSums, EdgeSums | None]:
     bare, whole = [], []
-    for part in slices_of_channels(dt, entries=_ENTRIES):
+    for part in slices_of_channels(dt, _ENTRIES):
         phi = selective_scan_phi(dt[..., part], A[part], B, C, D[part])
         bare.append(edge_sums_reference(phi, edges))
         if around is not None:

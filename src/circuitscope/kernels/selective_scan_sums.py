@@ -11,9 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from circuitscope.kernels.backends import TRITON_PHI_MEAN, TRITON_PHI_ON_EDGES, at_least_float32
-from circuitscope.kernels.selective_scan import selective_scan_phi
-
-SLICE = 2_000_000  # entries of Φ that are built at once: 8 MB, which stay in a CPU's cache
+from circuitscope.kernels.selective_scan import SLICE, selective_scan_phi, slices_of_channels
 
 
 @torch.no_grad()
@@ -69,13 +67,5 @@ def _slices(
     dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None
 ) -> Iterator[tuple[slice, Float[Tensor, "batch channel dest src"]]]:
     """Φ, a few channels at a time."""
-    for part in slices_of_channels(dt):
+    for part in slices_of_channels(dt, SLICE):
         yield part, selective_scan_phi(dt[..., part], A[part], B, C, None if D is None else D[part])
-
-
-def slices_of_channels(dt: Float[Tensor, "batch pos channel"], entries: int = SLICE) -> Iterator[slice]:
-    """Slices of channels so small that the Φ of each has at most so many entries; of one channel at least."""
-    batch, length, channels = dt.shape
-    step = max(1, entries // max(1, batch * length**2))
-    for start in range(0, channels, step):
-        yield slice(start, start + step)
