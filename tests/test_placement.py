@@ -20,6 +20,7 @@ from circuitscope.analysis.probes.activations import collect
 from circuitscope.analysis.probes.targets import ProbeExamples
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.rows import score_rows
+from circuitscope.tasks.generated import generated_answers
 from second_device import OnSecond, second_device
 
 TASK = cs.task("mqar", length=12, pairs=2, vocab_size=32)
@@ -63,6 +64,20 @@ def test_a_training_step_crosses_never_and_an_evaluation_once(models):
     for ours, theirs in zip(there.parameters(), here.parameters(), strict=True):
         assert isinstance(ours, OnSecond)
         assert theirs.grad is None or close(ours.grad.tolist(), theirs.grad.tolist())
+
+
+def test_generation_never_crosses_and_generated_answers_cross_once(models):
+    here, there, crossed = models
+    prompt = DATA.own.tokens[:, :4]
+    expected, asked = here.generate(prompt, 5), generated_answers(here, DATA.own)
+    there_prompt = prompt.to("second")
+    crossed.reset()
+    found = there.generate(there_prompt, 5)
+    assert crossed.total == 0
+    assert found.tolist() == expected.tolist()
+    crossed.reset()
+    assert generated_answers(there, DATA.own).tolist() == asked.tolist()
+    assert crossed.to_cpu == 1
 
 
 def test_scores_cross_once_for_each_set_of_sequences(models):
