@@ -187,8 +187,8 @@ class HookedLM(HookedRootModule):
         logit: everything after the last mixer, including the unembedding, runs at those positions only, so
         hooks there see [label, …] instead of [batch, pos, …].
 
-        With an `initial_state` the tokens follow those that the state has read. Then the recurrent steps compute, which
-        are plain torch and slower than the kernels; hooks on Φ, on convs' matrices and on states are refused.
+        With an `initial_state` the tokens follow those that the state has read. Then the recurrent steps compute, in
+        plain torch and not by the fused kernels; hooks on Φ, on convs' matrices and on states are refused.
         """
         return F.linear(self.hidden(tokens, at, initial_state=initial_state), self.W_U.T)
 
