@@ -24,6 +24,7 @@ from circuitscope.analysis.probes.targets import ProbeExamples
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.rows import score_rows
+from circuitscope.tasks.generated import generated_answers
 from second_device import OnSecond, second_device
 
 TASK = cs.task("mqar", length=16, pairs=2, updates=1, vocab_size=32)
@@ -115,6 +116,20 @@ def test_a_training_step_never_crosses(models):
     for ours, theirs in zip(there.parameters(), here.parameters(), strict=True):
         assert isinstance(ours, OnSecond)
         assert theirs.grad is None or close(ours.grad.tolist(), theirs.grad.tolist())
+
+
+def test_generation_never_crosses_and_generated_answers_cross_once(models):
+    here, there, crossed = models
+    prompt = BATCH.tokens[:, :4]
+    expected, asked = here.generate(prompt, 5), generated_answers(here, BATCH)
+    there_prompt = prompt.to("second")
+    crossed.reset()
+    found = there.generate(there_prompt, 5)
+    assert crossed.total == 0
+    assert found.tolist() == expected.tolist()
+    crossed.reset()
+    assert generated_answers(there, BATCH).tolist() == asked.tolist()
+    assert crossed.to_cpu == 1
 
 
 @pytest.mark.parametrize("way", READ)

@@ -8,6 +8,7 @@ from circuitscope.kernels.linear_attention import (
     based_attention,
     based_phi,
     based_reference,
+    based_steps,
     taylor_features,
 )
 
@@ -84,6 +85,15 @@ def test_extremes_are_finite_and_right(scale):
     y = based_attention(q, k, v)
     close(y, phi_times_v(*exact), 1e-5)
     assert all(g.isfinite().all() for g in torch.autograd.grad(y.sum(), (q, k, v)))
+
+
+def test_steps_from_the_sums_of_the_past_go_on_across_blocks():
+    q, k, v = (a.detach() for a in tensors(2, 3 * BLOCK, 2, 5, 7, torch.float64))
+    sums, counts, y = v.new_zeros(2, 2, 31, 7), v.new_zeros(2, 2, 31), []
+    for part in (slice(0, 1), slice(1, 2 * BLOCK), slice(2 * BLOCK, 3 * BLOCK)):
+        of_part, sums, counts = based_steps(q[:, part], k[:, part], v[:, part], sums, counts)
+        y.append(of_part)
+    close(torch.cat(y, 1), based_reference(q, k, v), 1e-10)
 
 
 def test_weights_never_fall_below_a_half():

@@ -414,6 +414,17 @@ def check_state_size(mixer: Any, x: Tensor) -> None:
         assert sizes[-1] == max(sizes) == mixer.state_size
 
 
+def check_state_is_the_hooked_one(mixer: Any, x: Tensor) -> None:
+    """What `hook_state` carries at the last position is what the state after it holds."""
+    shown = seen_at(mixer, x, "hook_state")[:, -1]
+    with torch.no_grad():
+        parts = list(in_steps(mixer, x, x.shape[1])[1].parts.values())
+    scalars = [part for part in parts if part.ndim == 2]  # (num, den, max) are one state of three
+    candidates = [*parts, *([torch.stack(scalars, -1)] if len(scalars) == 3 else [])]
+    (held,) = (part for part in candidates if part.shape == shown.shape)
+    assert_close(held, shown.to(held.dtype), TOLERANCE[x.dtype], "the state at the last position")
+
+
 def check_state_gradients(mixer: Any, x: Tensor) -> None:
     """float64: through the state between two parts gradients are those of the whole; at a state they are the slopes."""
     assert x.dtype == torch.float64, "finite differences want float64"

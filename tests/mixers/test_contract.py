@@ -22,6 +22,7 @@ from contract import (
     check_state_beside_phi,
     check_state_gradients,
     check_state_hook,
+    check_state_is_the_hooked_one,
     check_state_read,
     check_state_size,
     check_steps,
@@ -30,6 +31,7 @@ from contract import (
     hook_points,
     hooked,
     identity,
+    in_steps,
     run,
     shaken,
     stream,
@@ -232,6 +234,30 @@ def test_a_state_is_as_large_as_the_mixer_says(name):
     mixer = build(name)
     check_state_size(mixer, stream(9, D_MODEL, 2))
     assert (mixer.state_size is None) == (CASES.get(name, WITHOUT_PHI["lstm"]).config.name in {"attention", "hyena"})
+
+
+@both_precisions
+@with_state
+def test_a_state_holds_what_its_hook_carries(name, dtype):
+    check_state_is_the_hooked_one(build(name, dtype), stream(9, D_MODEL, 2, dtype))
+
+
+@with_steps
+def test_steps_in_bfloat16_round_and_no_more_and_keep_the_types_of_the_state(name):
+    mixer, x = build(name), stream(9, D_MODEL)
+    want = mixer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got, state = in_steps(mixer, x, 1, 1, 7)
+    assert float((got - want).detach().abs().max()) <= 0.05 * float(want.detach().abs().max())
+    assert {n: part.dtype for n, part in state.parts.items()} == {n: p.dtype for n, p in mixer.start(1).parts.items()}
+
+
+@with_steps
+def test_a_batch_of_none_steps_as_none(name):
+    x = stream(5, D_MODEL, 0)
+    out, state = in_steps(build(name), x, 1, 4)
+    assert out.shape == x.shape
+    assert state.position == 5
 
 
 @with_steps

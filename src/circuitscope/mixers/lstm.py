@@ -49,8 +49,9 @@ class LSTM(nn.Module):
     def step(self, x: Stream, state: MixerState) -> tuple[Stream, MixerState]:
         """torch's LSTM from a state."""
         carry = Carry(self, state)
-        hidden, (h, c) = self.lstm(x, (carry["hidden"][None].contiguous(), carry["cell"][None].contiguous()))
-        carry["hidden"], carry["cell"] = h[0], c[0]
+        before = (carry["hidden"], carry["cell"])
+        hidden, after = self.lstm(x, tuple(part[None].contiguous() for part in before))
+        carry["hidden"], carry["cell"] = (new[0].to(old.dtype) for new, old in zip(after, before, strict=True))
         return self._out(hidden), carry.after(x.shape[1])
 
     def _out(self, hidden: Float[Tensor, "batch pos d_head"]) -> Stream:

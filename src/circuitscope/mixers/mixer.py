@@ -87,7 +87,7 @@ class Mixer(Protocol):
     def step(self, x: Stream, state: MixerState) -> tuple[Stream, MixerState]:
         """The outputs of one or more positions that follow those of the state, and the state after them.
 
-        It is plain torch, differentiable in x, in the state and out of the new state. From `start` it is the mixer.
+        It is differentiable in x, in the state and out of the new state. From `start` it gives what the mixer gives.
         """
 
     def reading(self, x: Stream) -> Reading:

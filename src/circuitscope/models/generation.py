@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from circuitscope.devices import widened
 from circuitscope.errors import UserError, described, shown
 from circuitscope.mixers import MixerState
 from circuitscope.models.block import Block
@@ -128,7 +129,7 @@ def generate(
         raise UserError(f"stop: expected a token from 0 to {last}, or None, got {shown(stop)}")
     state, length, n = start(model, len(tokens)), tokens.shape[1], int(n)
     model.check_length(length + max(n - 1, 0))  # the last token is said, and not read
-    draws = torch.Generator(tokens.device).manual_seed(int(seed))
+    draws = torch.Generator(tokens.device).manual_seed(int(seed)) if temperature else None
     said = torch.cat([tokens, tokens.new_full((len(tokens), n), -1 if stop is None else int(stop))], dim=1)
     stopped, new = torch.zeros_like(tokens[:, 0], dtype=torch.bool), tokens
     for place in range(length, length + n):
@@ -144,11 +145,13 @@ def generate(
     return said
 
 
-def _choose(logits: Float[Tensor, "batch vocab"], temperature: float, draws: torch.Generator) -> Int[Tensor, " batch"]:
+def _choose(
+    logits: Float[Tensor, "batch vocab"], temperature: float, draws: torch.Generator | None
+) -> Int[Tensor, " batch"]:
     """The likeliest token or, with a temperature, one that is drawn."""
-    if temperature == 0:
+    if draws is None:
         return logits.argmax(-1)
-    chances = ((logits - logits.max(-1, keepdim=True).values).double() / temperature).softmax(-1)
+    chances = (widened(logits - logits.max(-1, keepdim=True).values) / temperature).softmax(-1)
     return torch.multinomial(chances, 1, generator=draws)[:, 0]
 
 

@@ -215,8 +215,8 @@ class HookedStack(HookedRootModule):
         number: everything after the last mixer, including the read-out, runs at those positions only, so
         hooks there see [label, …] instead of [batch, pos, …].
 
-        With an `initial_state` the inputs follow those that the state has read. Then the recurrent steps compute, which
-        are plain torch and slower than the kernels; hooks on Φ, on convs' matrices and on states are refused.
+        With an `initial_state` the inputs follow those that the state has read. Then the recurrent steps compute, in
+        plain torch and not by the fused kernels; hooks on Φ, on convs' matrices and on states are refused.
         """
         return self.read_out(self.hidden(inputs, at, initial_state=initial_state))
 

@@ -36,15 +36,16 @@ def generated_answers(model: Generating, batch: Batch) -> Int[Tensor, " label"]:
     All sequences go through together: up to the first label in one step, then position by position, where each sequence
     reads the batch's token or, after a label, its own.
     """
-    asked = batch.labels != NO_LABEL
+    tokens, asked = batch.tokens.cpu(), (batch.labels != NO_LABEL).cpu()
     columns = asked.any(dim=0).nonzero()[:, 0]
     if not len(columns):
-        return batch.tokens.new_zeros(0)
+        return tokens.new_zeros(0)
     first, last = int(columns[0]), int(columns[-1])
-    said, state, new = batch.tokens.clone(), model.start(len(batch)), batch.tokens[:, : first + 1]
+    said, state, new = [], model.start(len(batch)), tokens[:, : first + 1]
     for pos in range(first, last + 1):
         logits, state = model.step(new, state)
-        said[:, pos] = logits[:, -1].argmax(-1).cpu()
+        said.append(logits[:, -1].argmax(-1))
         if pos < last:
-            new = torch.where(asked[:, pos], said[:, pos], batch.tokens[:, pos + 1])[:, None]
-    return said[asked]
+            own, given = asked[:, pos].to(logits.device), tokens[:, pos + 1].to(logits.device)
+            new = torch.where(own, said[-1], given)[:, None]
+    return torch.stack(said, dim=1).cpu()[asked[:, first : last + 1]]
