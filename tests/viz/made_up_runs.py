@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from circuitscope.analysis.causal.circuit import Circuit, Part
 from circuitscope.analysis.causal.interventions import Effect
+from circuitscope.analysis.causal.parts import Circuit, Part
 from circuitscope.analysis.probes.over_run import COLUMNS as PROBE_COLUMNS
 from circuitscope.analysis.registry import ANALYSES
 from circuitscope.config import RunConfig

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from circuitscope.analysis.causal.circuit import Circuit, Part
 from circuitscope.analysis.causal.interventions import Effect
+from circuitscope.analysis.causal.parts import Circuit, Part
 from circuitscope.analysis.phases.detection import transitions
 from circuitscope.analysis.phases.timeline import Timeline, curves_of, epoch_steps
 from circuitscope.analysis.phases.verdict import verdict
