@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from circuitscope.analysis.causal.interventions import Effect
+from circuitscope.analysis.causal.parts import Circuit, Part
 from circuitscope.analysis.probes.over_run import COLUMNS as PROBE_COLUMNS
 from circuitscope.analysis.registry import ANALYSES
 from circuitscope.config import RunConfig
@@ -72,8 +74,18 @@ def score_table(
     return pd.DataFrame(rows, columns=list(columns)).astype(columns)
 
 
+def made_up_circuit(*parts: tuple[str, str, int, int | None, str]) -> Circuit:
+    """A circuit that solves the task, of parts (step, edges, layer, head, factor)."""
+    effect = Effect(before=1.0, after=0.1, lost=0.9, stderr=0.01, n=64)
+    found = {
+        step: Part(step, edges, layer, head, factor, head is not None, 0.9, 0.01, (0, 0.9), effect)
+        for step, edges, layer, head, factor in parts
+    }
+    return Circuit(list(found.values()), found.get("binding"), found.get("recall"), None, 0.25)
+
+
 def decay_table(
-    kappas: dict[int, dict[int, float]], length: int = 32, run: str = "made-up", heads: int = 3
+    kappas: dict[int, dict[int, float]], length: int = 32, run: str = "made-up", heads: int = 3, r2: float = 0.95
 ) -> pd.DataFrame:
     """The table of the analysis decay: m(δ) = 2 exp(−κ δ) in the median, for κ by layer and step.
 
@@ -89,7 +101,7 @@ def decay_table(
                     rows.append({**base, "quantity": f"profile_{word}", "lag": lag, "value": value})
                 rows.append({**base, "quantity": f"kappa_{word}", "lag": None, "value": kappa * factor})
             rows += [{**base, "quantity": "profile", "lag": lag, "value": 1.0} for lag in range(length)]
-            rows.append({**base, "quantity": "kappa_r2_median", "lag": None, "value": 0.95})
+            rows.append({**base, "quantity": "kappa_r2_median", "lag": None, "value": r2})
             rows += [{**base, "head": h, "quantity": "kappa", "lag": None, "value": kappa} for h in range(heads)]
     columns = ANALYSES["decay"].table_columns
     return pd.DataFrame(rows, columns=list(columns)).astype(columns)

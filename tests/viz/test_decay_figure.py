@@ -8,6 +8,7 @@ from made_up_runs import decay_table
 from circuitscope.errors import UserError
 from circuitscope.viz.decay import CURVES, decay
 from circuitscope.viz.step_axis import StepAxis
+from circuitscope.viz.words.decay import decay_lines
 
 RATES = {0: {step: 0.3 - step / 10_000 for step in range(0, 1600, 100)}, 1: dict.fromkeys(range(0, 1600, 100), 0.1)}
 
@@ -167,3 +168,36 @@ def test_the_loss_bump_is_shaded_where_steps_are_the_axis_and_of_several_runs_a_
     assert bar.get_x() == 300
     assert 0.9 < bar.get_y() < 1
     assert list(panels(decay({"run": decay_table(RATES)}))[-1].patches) == []
+
+
+def test_where_no_exponential_fits_no_line_is_drawn_and_the_panel_says_so():
+    table = decay_table(RATES, r2=0.05)
+    table.loc[table.quantity.str.startswith("kappa") & ~table.quantity.str.contains("r2"), "value"] = np.nan
+    figure = decay({"run": table})
+    profiles, rates = panels(figure)[:2], panels(figure)[2:]
+    for axes in profiles:
+        assert lines(axes, "--") == []
+        assert "step 0: no exponential fits, R² = 0.05 (bound 0.8)" in axes.get_title(loc="left")
+    for axes in rates:
+        assert [t.get_text().split("\n")[0] for t in axes.texts] == ["no rate: no exponential fits"]
+    assert "dashed: exp(c − κ δ), fitted" not in entries(figure)
+
+
+def test_the_fitted_line_follows_even_and_odd_lags():
+    """Keys and values in turn: m(δ) is ten times larger at even lags."""
+    table = decay_table({0: {0: 0.2, 100: 0.2}})
+    by_lag = table.lag.notna() & (table.lag % 2 == 0).fillna(False)
+    table.loc[by_lag, "value"] *= 10
+    (fitted, *_) = lines(panels(decay({"run": table}))[0], "--")
+    m = table[(table.step == 0) & (table.quantity == "profile_median") & (table.lag >= 1)].sort_values("lag").value
+    np.testing.assert_allclose(fitted.get_ydata(), m, rtol=1e-9)
+
+
+def test_the_words_say_no_fit_and_why():
+    table = decay_table(RATES, r2=0.05)
+    table.loc[table.quantity.str.startswith("kappa") & ~table.quantity.str.contains("r2"), "value"] = np.nan
+    said = {line[1]: line[2] for line in decay_lines({"run": table})}
+    assert said["rate κ of |Φ|, median over heads or channels"] == "no fit → no fit"
+    assert said["R² of the exponential"] == "0.05 → 0.05"
+    fits = {line[1]: line[2] for line in decay_lines({"run": decay_table(RATES)}) if line[0] == "L0"}
+    assert fits["rate κ of |Φ|, median over heads or channels"] == "0.3 → 0.15"

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from laid_out import assert_legend_apart, entries
-from made_up_runs import made_up_run, score_table
+from made_up_runs import made_up_circuit, made_up_run, score_table
 from matplotlib.colors import to_rgb
 
 import circuitscope as cs
+from circuitscope.errors import UserError
 from circuitscope.viz.dynamics import dynamics, save_dynamics
 from circuitscope.viz.step_axis import StepAxis
 from circuitscope.viz.style import GREY
@@ -211,6 +212,18 @@ def test_the_single_head_of_any_mixer_is_drawn(run):
     places = {("recall", 1, 0, "linear_attention"): [0.1, 0.5, 0.8], ("recall", 0, None, "conv"): [0.1, 0.1, 0.1]}
     _, _, scores = dynamics([run], scores=[score_table(places, STEPS)]).axes
     np.testing.assert_array_equal(drawn(scores, "recall, L1H0 (highest)"), [STEPS, [0.1, 0.5, 0.8]])
+
+
+def test_a_score_is_drawn_where_the_circuit_has_it(run):
+    table = score_table(
+        {("recall", 0, None, "composed"): [0.1, 0.4, 0.5], ("recall+1", 0, None, "ssm"): [0.0, 0.3, 0.4]}, STEPS
+    )
+    circuit = made_up_circuit(("recall", "recall+1", 0, None, "ssm"))
+    figure = dynamics([run], scores=[table], circuits=[circuit])
+    np.testing.assert_array_equal(drawn(figure.axes[2], "recall+1, L0 ssm (circuit)"), [STEPS, [0.0, 0.3, 0.4]])
+    assert "recall+1, L0 ssm" in set(figure.data.curve)
+    with pytest.raises(UserError, match="circuits are one for each of 1 runs, got 2"):
+        dynamics([run], scores=[table], circuits=[circuit, None])
 
 
 def test_scores_of_several_runs_have_a_panel_each(tmp_path):

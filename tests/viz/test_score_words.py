@@ -6,7 +6,7 @@ from made_up_runs import score_table
 from circuitscope.analysis.checkpoints.runner import analysis_results
 from circuitscope.config import RunConfig
 from circuitscope.training.trainer import train
-from circuitscope.viz.words.scores import score_lines, score_words
+from circuitscope.viz.words.scores import new_period_lines, score_lines, score_words
 
 STEPS = [0, 1000]
 
@@ -37,6 +37,28 @@ def test_scores_on_repeated_blocks_have_one_line_that_says_when_they_are_off_dis
     assert line[:3] == ("induction", "L0 ssm", "0.50 ± 0.02")
     assert line[-1] == "prefix matching on repeated random blocks, off-distribution"
     assert lines(places, repeats=True)[0][-1] == "prefix matching on repeated random blocks"
+
+
+def new_period(own: float, other: float) -> list[str]:
+    places = {("induction", 0, 0, "pattern"): [0.1, own], ("induction_new_period", 0, 0, "pattern"): [0.1, other]}
+    return list(new_period_lines(score_table(places, STEPS)))
+
+
+def test_prefix_matching_that_is_lost_at_another_period_is_said():
+    (line,) = new_period(0.9, 0.04)
+    assert line.startswith(
+        "L0H0 scores 0.90 in prefix matching on blocks of the lengths of training, and 0.04 on blocks"
+    )
+    assert line.endswith("never had: it copies from a fixed distance more than it matches prefixes")
+    (partly,) = new_period(0.9, 0.7)
+    assert partly.endswith("and 0.70 on blocks of a length that training never had")
+    assert new_period(0.9, 0.88) == []
+    assert list(new_period_lines(score_table({("induction", 0, 0, "pattern"): [0.1, 0.9]}, STEPS))) == []
+
+
+def test_the_score_of_even_weights_is_beside_a_score():
+    table = score_table({("recall", 1, 1, "pattern"): [0.1, 0.9]}, STEPS).assign(even=0.0312)
+    assert [line[4] for line in score_lines(table, False)] == ["0.03"]
 
 
 def test_a_head_that_reads_another_is_shown_with_it():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from laid_out import assert_legend_apart, entries
-from made_up_runs import score_table
+from made_up_runs import made_up_circuit, score_table
 
 from circuitscope.errors import UserError
 from circuitscope.viz.scores import NAMED, scores
@@ -152,3 +152,60 @@ def test_the_loss_bump_is_shaded_in_every_panel():
         (span,) = axes.patches
         assert (span.get_x(), span.get_width()) == (400, 300)
     assert "loss bump, steps 400 to 700" in entries(figure)
+
+
+LATE = {
+    ("recall", 0, None, "ssm"): [0.0, 0.0, 0.1],
+    ("recall", 0, None, "composed"): [0.1, 0.2, 0.3],
+    ("recall+1", 0, None, "ssm"): [0.1, 0.5, 0.9],
+    ("recall+1", 0, None, "composed"): [0.0, 0.1, 0.2],
+    ("binding", 0, None, "conv"): [0.3, 0.3, 0.3],
+}
+
+
+def test_the_edges_that_the_circuit_names_are_drawn_and_its_place_is_thick():
+    circuit = made_up_circuit(("recall", "recall+1", 0, None, "ssm"))
+    figure = scores({"run": score_table(LATE, STEPS)}, circuits={"run": circuit})
+    found = shown(figure)
+    assert list(found) == ["binding", "recall+1"]
+    assert drawn(found["recall+1"]) == {"L0 composed": [0.0, 0.1, 0.2], "L0 ssm": [0.1, 0.5, 0.9]}
+    assert "1 position later" in " ".join(found["recall+1"].get_title().split())
+    wide = {line.get_label(): line.get_linewidth() for line in found["recall+1"].lines}
+    assert wide["L0 ssm"] > wide["L0 composed"]
+    assert "thick: named by the circuit" in entries(figure)
+    assert "no circuit known" not in figure.get_suptitle()
+    assert set(figure.data.score) == {"recall+1", "binding"}
+
+
+def test_without_a_circuit_the_edges_are_fixed_and_the_title_says_so():
+    figure = scores({"run": score_table(LATE, STEPS)})
+    assert drawn(shown(figure)["recall"]) == {"L0 ssm": [0.0, 0.0, 0.1], "L0 composed": [0.1, 0.2, 0.3]}
+    assert figure.get_suptitle() == "run; binding and recall on fixed edges, no circuit known"
+    assert "thick: named by the circuit" not in entries(figure)
+
+
+def test_of_several_runs_each_has_the_edges_of_its_own_circuit():
+    circuit = made_up_circuit(("recall", "recall+1", 0, None, "ssm"))
+    attention = score_table({("recall", 1, 0, "pattern"): [0.2, 0.4, 0.8]}, STEPS)
+    figure = scores(
+        {"m": score_table(LATE, STEPS), "a": attention}, names=["recall"], circuits={"m": circuit, "a": None}
+    )
+    (axes,) = shown(figure).values()
+    assert drawn(axes) == {"m, L0 ssm, recall+1": [0.1, 0.5, 0.9], "a, L1H0": [0.2, 0.4, 0.8]}
+    assert [t.get_text() for t in axes.texts] == ["L0 ssm, recall+1", "L1H0"]
+    assert figure.get_suptitle().startswith("Each run where its circuit has the score, else where it ends highest")
+
+
+def test_even_weights_are_dotted_once_for_each_level_and_named():
+    table = score_table(LATE, STEPS)
+    table["even"] = np.where(table.factor == "ssm", 0.05, 0.25)
+    figure = scores({"run": table})
+    levels = {
+        name: sorted(float(x.get_ydata()[0]) for x in axes.lines if x.get_linestyle() == ":")
+        for name, axes in shown(figure).items()
+    }
+    assert levels == {"recall": [0.05, 0.25], "binding": [0.25]}
+    assert "dotted: even weight on all positions that may be read" in entries(figure)
+    assert set(figure.data.even) == {0.05, 0.25}
+    own = {x.get_color() for x in shown(figure)["recall"].lines if x.get_linestyle() == ":"}
+    assert own <= {x.get_color() for x in shown(figure)["recall"].lines if x.get_linestyle() == "-"}

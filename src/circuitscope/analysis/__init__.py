@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from circuitscope.analysis import probes as probes
-    from circuitscope.analysis.causal.circuit import Circuit as Circuit
     from circuitscope.analysis.causal.circuit import find_circuit as find_circuit
     from circuitscope.analysis.causal.interventions import Effect as Effect
     from circuitscope.analysis.causal.interventions import ablate as ablate
     from circuitscope.analysis.causal.interventions import accuracy as accuracy
     from circuitscope.analysis.causal.interventions import cut as cut
     from circuitscope.analysis.causal.interventions import knock_out as knock_out
+    from circuitscope.analysis.causal.parts import Circuit as Circuit
     from circuitscope.analysis.causal.patching import attribution_patching as attribution_patching
     from circuitscope.analysis.causal.patching import interchange as interchange
     from circuitscope.analysis.checkpoints.runner import analysis_results as analysis_results
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from circuitscope.analysis.scores.weight_on_edges import value_score as value_score
 
 _PUBLIC = {
-    "causal.circuit": ("Circuit", "find_circuit"),
+    "causal.circuit": ("find_circuit",),
+    "causal.parts": ("Circuit",),
     "causal.interventions": ("Effect", "ablate", "accuracy", "cut", "knock_out"),
     "causal.patching": ("attribution_patching", "interchange"),
     "checkpoints.runner": ("analysis_results", "analysis_table", "circuits"),

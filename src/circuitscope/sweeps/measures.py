@@ -16,7 +16,7 @@ from circuitscope.runs.run import Run
 from circuitscope.sweeps.results import Row
 
 if TYPE_CHECKING:
-    from circuitscope.analysis.causal.circuit import Circuit, Part
+    from circuitscope.analysis.causal.parts import Circuit, Part
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from circuitscope.analysis.causal.circuit import Circuit
+from circuitscope.analysis.causal.parts import Circuit
 from circuitscope.analysis.scores.curves import followed
 from circuitscope.analysis.scores.registry import shown_in
 from circuitscope.arguments import explained

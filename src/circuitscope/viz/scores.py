@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from circuitscope.analysis.causal.circuit import Circuit
+from circuitscope.analysis.causal.parts import Circuit
 from circuitscope.analysis.scores.curves import Followed, at_places, followed, place_name
 from circuitscope.analysis.scores.edges import STEPS
 from circuitscope.analysis.scores.registry import shown_in

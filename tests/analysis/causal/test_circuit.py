@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import circuitscope as cs
-from circuitscope.analysis.causal.circuit import Circuit, Part, circuit_of, circuit_rows, find_circuit
+from circuitscope.analysis.causal.circuit import circuit_of, circuit_rows, find_circuit
 from circuitscope.analysis.causal.interventions import Effect
+from circuitscope.analysis.causal.parts import Circuit, Part
 from circuitscope.analysis.scores.head_weights import compositions
 from circuitscope.errors import UserError
 from circuitscope.tasks import NO_LABEL, Batch

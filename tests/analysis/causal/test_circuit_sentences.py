@@ -2,8 +2,9 @@
 
 import pytest
 
-from circuitscope.analysis.causal.circuit import Circuit, Part, find_circuit
+from circuitscope.analysis.causal.circuit import find_circuit
 from circuitscope.analysis.causal.interventions import Effect
+from circuitscope.analysis.causal.parts import Circuit, Part
 from circuitscope.viz.words.circuit import circuit_lines
 from planted import (
     planted_conv_attention,

@@ -10,7 +10,7 @@ import torch
 
 import circuitscope as cs
 from circuitscope.analysis.causal import affordable
-from circuitscope.analysis.checkpoints import estimate, runner
+from circuitscope.analysis.checkpoints import estimate, results, runner
 from circuitscope.analysis.checkpoints.runner import analysis_results, analysis_table, analyze
 from circuitscope.analysis.registry import ANALYSES, analysis, run_analysis
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
@@ -100,6 +100,26 @@ def test_an_interrupted_analysis_keeps_what_is_done(run):
     again = Listens()
     analyze(run, progress=again)
     assert again.steps == [9, 12]
+
+
+def test_a_circuit_that_was_found_before_is_read_from_disk_and_phases_know_it(run):
+    assert runner.kept_circuit(run, 16) is None
+    assert analysis_results(run, ["phases"], sequences=16).known_circuit is None
+    found = runner.circuits(run, sequences=16)[run.steps[-1]]
+    kept = runner.kept_circuit(run, 16)
+    assert [part.effect for part in kept.tried] == [part.effect for part in found.tried]
+    assert runner.kept_circuit(run) is None  # of another number of sequences
+    assert analysis_results(run, ["phases"], sequences=16).known_circuit == kept
+
+
+def test_what_follows_from_tables_is_made_after_all_of_them(run, monkeypatch):
+    """Phases follow the curves that the circuit names, also if phases are asked for first."""
+    seen = []
+    monkeypatch.setattr(results, "timeline", lambda run, scores, circuit: seen.append(circuit) or None)
+    with pytest.raises(AttributeError):  # the timeline is none
+        analysis_results(run, ["phases", "circuit"], sequences=8)
+    assert len(seen) == 1
+    assert seen[0] is not None
 
 
 def test_another_number_of_sequences_goes_to_another_file(run):

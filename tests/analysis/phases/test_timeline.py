@@ -1,13 +1,14 @@
 """Which curves of a run are looked at: where a score ends highest, by head or by whole layer."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from circuitscope.analysis.causal.circuit import Circuit, Part
 from circuitscope.analysis.causal.interventions import Effect
+from circuitscope.analysis.causal.parts import Circuit, Part
 from circuitscope.analysis.phases.detection import transitions
 from circuitscope.analysis.phases.timeline import Timeline, curves_of, epoch_steps
 from circuitscope.analysis.phases.verdict import verdict
@@ -66,6 +67,25 @@ def test_the_single_head_of_a_mixer_is_on_the_timeline(tmp_path):
     frame = table(("recall", 1, 0, "linear_attention", "head", [0, 0.1, 0.9]))
     curves = curves_of(Run(tmp_path / "run"), frame)
     assert curves["recall L1H0"].values.tolist() == [0, 0.1, 0.9]
+
+
+def test_the_curve_of_a_part_of_the_circuit_takes_the_place_of_the_highest(tmp_path):
+    """Seen on a real run: Mamba's scan reads one position after the value, and the timeline showed another matrix."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(RunConfig.build("mamba", "mqar").dump())
+    held = {"split": "validation", "loss": 1.0, "accuracy": 0.5, "loss_per_batch": [1.0], "accuracy_per_batch": [0.5]}
+    lines = [json.dumps({"step": step, **held}) + "\n" for step in STEPS]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(lines))
+    frame = table(
+        ("recall", 0, None, "composed", "channel", [0, 0.2, 0.5]),
+        ("recall+1", 0, None, "ssm", "channel", [0, 0.1, 0.4]),
+    )
+    recall = replace(part("recall", "recall+1", 0, 0.9), head=None, factor="ssm")
+    circuit = Circuit([recall], None, recall, None, 0.25)
+    run = Run(tmp_path / "run")
+    assert curves_of(run, frame, circuit)["recall+1 L0 ssm"].values.tolist() == [0, 0.1, 0.4]
+    assert "recall L0 composed" not in curves_of(run, frame, circuit)
+    assert curves_of(run, frame)["recall L0 composed"].values.tolist() == [0, 0.2, 0.5]
 
 
 def test_after_a_zoom_loss_and_accuracy_come_from_the_checkpoints(tmp_path):

@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 
 import circuitscope as cs
-from circuitscope.analysis.causal.circuit import Circuit, find_circuit
+from circuitscope.analysis.causal.circuit import find_circuit
 from circuitscope.analysis.causal.interventions import Effect
+from circuitscope.analysis.causal.parts import Circuit
 from circuitscope.analysis.registry import ANALYSES
 from circuitscope.analysis.scores.curves import curve_of_part, followed
 from circuitscope.analysis.scores.held_out import HeldOut

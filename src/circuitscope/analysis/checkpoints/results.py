@@ -5,7 +5,8 @@ from functools import cached_property
 
 import pandas as pd
 
-from circuitscope.analysis.causal.circuit import Circuit, circuit_of
+from circuitscope.analysis.causal.circuit import circuit_of
+from circuitscope.analysis.causal.parts import Circuit
 from circuitscope.analysis.phases.order import Order
 from circuitscope.analysis.phases.timeline import Timeline, timeline
 from circuitscope.runs.run import Run

@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from circuitscope.analysis.causal.circuit import Circuit, circuit_of
+from circuitscope.analysis.causal.circuit import circuit_of
+from circuitscope.analysis.causal.parts import Circuit
 from circuitscope.analysis.checkpoints.estimate import seconds_per_checkpoint
 from circuitscope.analysis.checkpoints.in_order import LeftOut, load_weights, rows_in_order
 from circuitscope.analysis.checkpoints.results import Results

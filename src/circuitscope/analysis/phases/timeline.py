@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from circuitscope.analysis.causal.circuit import Circuit
+from circuitscope.analysis.causal.parts import Circuit
 from circuitscope.analysis.phases.detection import Transition, Transitions, transitions
 from circuitscope.analysis.phases.order import Order, order
 from circuitscope.analysis.phases.verdict import Verdict, largest_fall, verdict

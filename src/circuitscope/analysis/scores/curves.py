@@ -14,7 +14,7 @@ import pandas as pd
 from circuitscope.mixers.matched_token import MATCHED
 
 if TYPE_CHECKING:
-    from circuitscope.analysis.causal.circuit import Circuit, Part
+    from circuitscope.analysis.causal.parts import Circuit, Part
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, get_args
 
-from circuitscope.analysis.causal.circuit import Step
+from circuitscope.analysis.causal.parts import Step
 from circuitscope.config import differences
 from circuitscope.runs.metrics import read_metrics
 from circuitscope.runs.run import Run

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from circuitscope.analysis.causal.circuit import Circuit
+from circuitscope.analysis.causal.parts import Circuit
 from circuitscope.analysis.checkpoints.results import Results
 from circuitscope.analysis.measured import measured
 from circuitscope.analysis.phases.timeline import Timeline
