@@ -75,6 +75,8 @@ def test_a_default_that_depends_on_something_says_on_what():
         "mixers",
         "norm_eps",
         "embed_dropout",
+        "d_input",  # a task on vectors gives them
+        "d_output",
     }
     assert says == found - {"state_mixer"}  # the preset gives it
 

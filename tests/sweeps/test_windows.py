@@ -68,6 +68,21 @@ def test_the_rate_is_chosen_on_validation_and_reported_on_test(tmp_path):
     assert found["high"] - found["value"] == pytest.approx(4.30265 * 0.01 / math.sqrt(3), rel=1e-4)
 
 
+def test_of_errors_the_smallest_is_the_best_and_there_are_no_windows(tmp_path):
+    errors = {1e-4: 4.0, 1e-3: 0.7, 1e-2: 0.5, 1e-1: 3.0}
+
+    def row(trial):
+        if trial.config.train.lr == 1e-2 and trial.values["train.seed"] == 0:
+            return {"state": "diverged", "steps": 300, "best_validation_error": 0.1}
+        return {f"best_{split}_error": errors[trial.config.train.lr] for split in ("validation", "test")}
+
+    base = {"model": {"d_model": 8, "n_layers": 1}, "task": {"name": "linear_regression", "dims": 2, "points": 4}}
+    cells = cells_of(made_up_sweep(tmp_path, row, base={**base, "train": {"steps": 1000}}))
+    (found,) = choices(cells).to_dict("records")
+    assert (found["rate"], found["value"]) == (1e-3, pytest.approx(0.7))  # a diverged seed rules 1e-2 out
+    assert len(windows(cells)) == 0
+
+
 def test_of_rates_that_are_equally_good_the_smallest_is_chosen(tmp_path):
     sweep = made_up_sweep(tmp_path, lambda t: {"accuracy": 1.0 if t.config.train.lr in (1e-3, 1e-2) else 0.3})
     assert choices(cells_of(sweep)).rate.tolist() == [1e-3]

@@ -28,15 +28,27 @@ OWN = [
     "stacked_mqar",
     "two_hop",
 ]
+ON_VECTORS = [
+    "chain_of_thought",
+    "decision_tree",
+    "linear_regression",
+    "many_outlier",
+    "orthogonal_outlier",
+    "sparse_linear",
+    "sparse_parity",
+    "two_layer_network",
+    "vector_mqar",
+]
 own = pytest.mark.parametrize("name", OWN)
+all_own = pytest.mark.parametrize("name", [*OWN, *ON_VECTORS])
 
 
 def test_the_tasks_of_this_package_are_registered():
-    assert sorted(TASKS.own()) == OWN
+    assert sorted(TASKS.own()) == sorted([*OWN, *ON_VECTORS])
     assert set(OWN) <= set(cs.tasks.names())
 
 
-@own
+@all_own
 def test_roles_and_features_are_those_of_its_batches(name):
     task = cs.task(name)
     layout = task.batch(0).layout
@@ -46,7 +58,7 @@ def test_roles_and_features_are_those_of_its_batches(name):
     assert ("period" in task.features) == (layout.period is not None)
 
 
-@own
+@all_own
 def test_the_small_example_is_small_and_sizes_are_its_fields(name):
     task = cs.task(name, **TASKS[name].small)
     assert task.max_length <= 24
@@ -62,6 +74,27 @@ def test_a_model_of_the_sizes_it_needs_takes_the_task(name):
     loss, accuracy = task.evaluate(model, task.batch(0, size=4))
     assert loss == pytest.approx(torch.tensor(task.vocab_size).log().item(), rel=0.1)
     assert 0 <= accuracy <= 1
+
+
+@pytest.mark.parametrize("name", ON_VECTORS)
+def test_the_loss_of_vectors_is_their_error_at_the_labels(name):
+    task = cs.task(name, **TASKS[name].small)
+    model = cs.model("attention", d_model=8, **task.needs())
+    batch = task.batch(0, size=16)
+    answers, labels = model(batch.inputs).flatten(0, 1), batch.labels.flatten(0, 1)
+    there = ~labels.isnan().any(dim=1)
+    answers, labels = answers[there], labels[there]
+    if name == "sparse_parity":
+        expected = F.binary_cross_entropy_with_logits(answers, (labels > 0).float())
+        metric = ((answers > 0) == (labels > 0)).float().mean()
+    else:
+        expected = metric = (answers - labels).square().sum(dim=1).mean()
+    loss, measured = task.loss(model, batch)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(measured(), metric.detach())
+    assert not measured().requires_grad
+    assert task.evaluate(model, batch) == (pytest.approx(loss.item(), rel=1e-5), pytest.approx(metric.item(), rel=1e-5))
+    assert task.reached(2.0, 1.0) == task.larger_is_better != task.reached(1.0, 2.0)
 
 
 @pytest.mark.parametrize("name", [name for name in OWN if TASKS[name].metric == "accuracy"])

@@ -103,6 +103,8 @@ def windows_by_budget(cells: Cells, grid: Grid, results: ResultsTable, threshold
     The budgets are tenths of the steps where curves.csv has all trials, and otherwise the grid's `fractions`, which
     stand in results.csv. A trial that diverged fails from that step on.
     """
+    if not cells.larger_is_better:
+        raise UserError(f"no window by budget: windows are of accuracies, and the metric is {cells.metric}")
     if not all(_answers_for_shorter_runs(trial.config) for trial in grid.trials):
         raise UserError(
             "no window by budget: a run answers for shorter ones only with train.schedule constant and a warmup"

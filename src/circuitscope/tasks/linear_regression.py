@@ -36,7 +36,7 @@ class LinearRegression(InContext):
         "train.weight_decay": 0.0,
         "train.schedule": "cosine",
         "train.warmup_steps": 100,
-        "train.steps": 3000,
+        "train.steps": 1500,
     }
 
     name: Literal["linear_regression"] = "linear_regression"

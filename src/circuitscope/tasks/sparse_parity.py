@@ -27,14 +27,14 @@ class SparseParity(InContext):
     in_nats = True
     small: ClassVar = {"dims": 4, "points": 6}
     recipe: ClassVar = {
-        "task.dims": 6,
-        "task.points": 40,
-        "train.lr": 3e-3,
+        "task.dims": 4,
+        "task.points": 16,
+        "train.lr": 5e-3,
         "train.beta2": 0.95,
         "train.weight_decay": 0.0,
         "train.schedule": "cosine",
         "train.warmup_steps": 100,
-        "train.steps": 2000,
+        "train.steps": 1500,
     }
 
     name: Literal["sparse_parity"] = "sparse_parity"

@@ -38,14 +38,15 @@ class VectorMQAR(VectorTask):
     small: ClassVar = {"dims": 3, "pairs": 3, "queries": 2}
     recipe: ClassVar = {
         "task.examples": None,
-        "task.pairs": 8,
-        "task.queries": 8,
+        "task.dims": 8,
+        "task.pairs": 4,
+        "task.queries": 4,
         "train.lr": 3e-3,
         "train.beta2": 0.95,
         "train.weight_decay": 0.0,
         "train.schedule": "cosine",
         "train.warmup_steps": 100,
-        "train.steps": 2000,
+        "train.steps": 1500,
     }
 
     name: Literal["vector_mqar"] = "vector_mqar"

@@ -19,3 +19,4 @@ from circuitscope.analysis.probes.removal import remove as remove
 from circuitscope.analysis.probes.targets import TARGETS as TARGETS
 from circuitscope.analysis.probes.targets import examples_of as examples_of
 from circuitscope.analysis.probes.targets import target as target
+from circuitscope.analysis.probes.weights import weights_by_point as weights_by_point
