@@ -311,7 +311,9 @@ def test_a_module_without_hooks_is_refused_in_one_line():
         lambda m: list(matrices(m, TOKENS)),
         lambda m: cs.analysis.knock_out(m, batch, "recall", layer=0),
     ):
-        with pytest.raises(cs.UserError, match=r"^expected a HookedLM or another model with TransformerLens's hooks"):
+        with pytest.raises(
+            cs.UserError, match=r"^expected a model of circuitscope or another model with TransformerLens's hooks"
+        ):
             ask(nn.Linear(2, 2))
 
 
