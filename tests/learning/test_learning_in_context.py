@@ -30,6 +30,10 @@ def test_mamba_learns_sparse_parity(tmp_path):
     assert accuracy >= 0.9
 
 
-def test_attention_learns_vector_mqar(tmp_path):
-    _, error = trained(tmp_path, "attention", "vector_mqar", dims=8, pairs=4, queries=4, steps=1200, early_stop=0.09)
+def test_attention_learns_vector_mqar_by_binding_in_one_layer_and_recalling_in_the_next(tmp_path):
+    sizes = {"dims": 8, "pairs": 4, "queries": 4}
+    run, error = trained(tmp_path, "attention", "vector_mqar", steps=1200, early_stop=0.05, **sizes)
     assert error < 0.1
+    found = cs.analysis.find_circuit(run.load(), run.batch(size=64))
+    assert (found.binding.layer, found.recall.layer) == (0, 1)
+    assert min(found.binding.effect.share, found.recall.effect.share) > 0.5
