@@ -8,14 +8,16 @@ import re
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from circuitscope.cli.doctor import doctor
-from circuitscope.kernels import backends
+from circuitscope.kernels import backends, scan_edges
 from circuitscope.kernels.attention import fused_attention
 from circuitscope.kernels.delta_rule import delta_rule, delta_with_state_edit
+from circuitscope.kernels.edge_sums import EdgeList
 from circuitscope.kernels.linear_scan import linear_scan_reference
 from circuitscope.kernels.s4d import S4DParams, s4d_with_state_edit
 from circuitscope.kernels.selective_scan import (
@@ -376,6 +378,17 @@ def test_a_gpu_call_reaches_our_kernel_with_its_arguments_in_order_and_the_answe
     assert all(len(dtypes) == 1 for dtypes in calls)
     torch.testing.assert_close(found, call(*args), rtol=1e-5, atol=1e-6)
     assert not [line for line in said() if "torch computes" in line]
+
+
+def test_scores_of_a_scan_reach_our_kernels_on_a_gpu(monkeypatch):
+    """What they compute there is tested in Triton's interpreter."""
+    kernels = SimpleNamespace(composed_on_edges=lambda *args: args)
+    monkeypatch.setitem(sys.modules, "circuitscope.kernels.triton.scan_edges", kernels)
+    monkeypatch.setattr(scan_edges, "_by_triton", lambda *args: args)
+    edges = EdgeList(np.arange(11), np.zeros(10, int), np.zeros(10, int), 1, 5)
+    given = scan_edges.selective_scan_edge_sums(*(a.as_subclass(OnGPU) for a in (DT, A, B, C, D)), edges)
+    assert all(map(torch.equal, given[:5], (DT, A, B, C, D)))
+    assert given[5] is edges
 
 
 def test_half_precision_reaches_our_kernel_in_float32_and_comes_back(monkeypatch):

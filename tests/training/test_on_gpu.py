@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 
 
-@pytest.mark.parametrize("mixers", ["attention", "mamba", "mamba2", "deltanet"])
+@pytest.mark.parametrize("mixers", ["attention", "mamba", "mamba2", "gated_deltanet"])
 def test_no_step_and_no_checkpoint_synchronizes(tmp_path, mixers):
     config = tiny(device="cuda", mixers=mixers, steps=20)
     trainer = Trainer(create_run(config, root=tmp_path), config, CUDA, Silent())
@@ -35,7 +35,7 @@ def test_no_step_and_no_checkpoint_synchronizes(tmp_path, mixers):
     assert len(saved(trainer.run.path)) == 5
 
 
-@pytest.mark.parametrize("mixers", ["attention", "mamba", "mamba2", "deltanet"])
+@pytest.mark.parametrize("mixers", ["attention", "mamba", "mamba2", "gated_deltanet"])
 def test_a_deterministic_run_resumes_to_the_same_bits(tmp_path, mixers):
     options = {"device": "cuda", "mixers": mixers, "deterministic": True}
     whole = train(tiny(**options), root=tmp_path, name="whole")
