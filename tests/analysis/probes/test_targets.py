@@ -1,6 +1,6 @@
 """Labels, positions and candidates are those of the batch; definitions say no to what does not exist."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -141,14 +141,9 @@ def test_each_leaves_out_roles_where_the_label_never_changes():
     assert set(examples_of(defined(target="position", roles="each", model="logistic"), batch)) == {"start", "block"}
 
 
-@dataclass(frozen=True)
-class WithWeights(cs.Batch):
-    weights: torch.Tensor | None = None
-
-
 def test_the_weight_vector_of_a_regression_is_one_label_a_sequence(batch):
     w = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
-    carried = WithWeights(batch.tokens, batch.labels, batch.layout, w)
+    carried = replace(batch, weights=w)
     e = examples_of(defined(target="weight-vector", roles=["value"], model="ridge"), carried)["value"]
     np.testing.assert_array_equal(e.label, w.numpy()[e.sequence])
 
