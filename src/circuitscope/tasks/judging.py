@@ -4,7 +4,7 @@ A task gives its batches a judge. That of tokens is the cross-entropy and the sh
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -12,11 +12,14 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from circuitscope.tasks.batch import Batch
+else:
+    Batch = Any  # that module imports this one
 
 Answers = Float[Tensor, "label out"]
 PerLabel = Float[Tensor, " label"]
 
 
+@runtime_checkable
 class Judge(Protocol):
     """Judges what a model gives at the labelled positions of a batch, in the order of `Batch.labelled`."""
 
@@ -24,10 +27,10 @@ class Judge(Protocol):
     def measures(self) -> str:
         """The name of what `right` measures, such as "accuracy"."""
 
-    def losses(self, batch: "Batch", answers: Answers) -> PerLabel:
+    def losses(self, batch: Batch, answers: Answers) -> PerLabel:
         """What training minimizes, at each label."""
 
-    def right(self, batch: "Batch", answers: Answers) -> PerLabel:
+    def right(self, batch: Batch, answers: Answers) -> PerLabel:
         """1 for a right answer; 0, or less than 1, for others."""
 
 
@@ -36,10 +39,10 @@ class _Tokens:
 
     measures = "accuracy"
 
-    def losses(self, batch: "Batch", answers: Answers) -> PerLabel:
+    def losses(self, batch: Batch, answers: Answers) -> PerLabel:
         return F.cross_entropy(answers, _target(batch, answers), reduction="none")
 
-    def right(self, batch: "Batch", answers: Answers) -> PerLabel:
+    def right(self, batch: Batch, answers: Answers) -> PerLabel:
         return (answers.argmax(-1) == _target(batch, answers)).float()
 
 
@@ -53,10 +56,10 @@ class SquaredError:
     zero: float
     measures = "explained variance"
 
-    def losses(self, batch: "Batch", answers: Answers) -> PerLabel:
+    def losses(self, batch: Batch, answers: Answers) -> PerLabel:
         return (answers - _target(batch, answers)).square().sum(dim=1)
 
-    def right(self, batch: "Batch", answers: Answers) -> PerLabel:
+    def right(self, batch: Batch, answers: Answers) -> PerLabel:
         return 1 - self.losses(batch, answers) / self.zero
 
 
@@ -65,10 +68,10 @@ class Sign:
 
     measures = "accuracy"
 
-    def losses(self, batch: "Batch", answers: Answers) -> PerLabel:
+    def losses(self, batch: Batch, answers: Answers) -> PerLabel:
         return F.softplus(-(answers * _target(batch, answers))).squeeze(1)
 
-    def right(self, batch: "Batch", answers: Answers) -> PerLabel:
+    def right(self, batch: Batch, answers: Answers) -> PerLabel:
         return (answers * _target(batch, answers) > 0).float().squeeze(1)
 
 
@@ -77,10 +80,10 @@ class NearestValue:
 
     measures = "accuracy"
 
-    def losses(self, batch: "Batch", answers: Answers) -> PerLabel:
+    def losses(self, batch: Batch, answers: Answers) -> PerLabel:
         return (answers - _target(batch, answers)).square().sum(dim=1)
 
-    def right(self, batch: "Batch", answers: Answers) -> PerLabel:
+    def right(self, batch: Batch, answers: Answers) -> PerLabel:
         where, target = batch.labelled()
         values = batch.values()[where.to(batch.inputs.device) // batch.length].to(answers.device)  # [label, pair, out]
         far = (values - answers[:, None]).square().sum(dim=2)
@@ -88,7 +91,7 @@ class NearestValue:
         return (to_right <= far.amin(dim=1)).float()
 
 
-def _target(batch: "Batch", answers: Answers) -> Tensor:
+def _target(batch: Batch, answers: Answers) -> Tensor:
     """The labels, where the answers are."""
     return batch.labelled()[1].to(answers.device)
 

@@ -105,6 +105,7 @@ class ManyOutlier(Outliers):
     """Linear regression where most pairs are the same outlier: x is all ones, y is the first unit vector."""
 
     small: ClassVar = {"dims": 3, "points": 6, "outliers": 0.5}
+    recipe: ClassVar = {**LinearRegression.recipe, "task.dims": 3, "task.points": 64}
 
     name: Literal["many_outlier"] = "many_outlier"  # type: ignore[assignment]
     points: Annotated[int, Unit("points")] = Field(
