@@ -193,6 +193,7 @@ class Attention(nn.Module):
                 read.matrix,
                 causal=causal,
                 hook=f"hook_phi_conv{_suffix(name)}",
+                reach=self.config.conv_width,
             )
             for name, read in reads.items()
             if read.matrix is not None

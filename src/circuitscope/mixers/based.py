@@ -123,7 +123,11 @@ class Based(nn.Module):
 
         return Reading(
             x.shape,
-            factors=(Factor("linear_attention", "head", self.n_heads, weights, shares=True, core=True),),
+            factors=(
+                Factor(
+                    "linear_attention", "head", self.n_heads, weights, shares=True, core=True, reach=self.config.window
+                ),
+            ),
             transition="Based only adds to its state, so its transition is the identity at every lag",
         )
 

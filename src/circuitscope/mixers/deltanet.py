@@ -187,11 +187,11 @@ class DeltaNet(nn.Module):
             factors=(
                 Factor("delta", "head", self.n_heads, delta, core=True),
                 Factor("silu", "channel", channels, lambda c: pre[..., c].sigmoid().mT, diagonal=True),
-                Factor("conv", "channel", channels, conv, hook="hook_phi_conv"),
+                Factor("conv", "channel", channels, conv, hook="hook_phi_conv", reach=self.config.conv_width),
             ),
             beside=(
-                Factor("conv_q", "channel", keys, conv_q, hook="hook_phi_conv_q"),
-                Factor("conv_k", "channel", keys, conv_k, hook="hook_phi_conv_k"),
+                Factor("conv_q", "channel", keys, conv_q, hook="hook_phi_conv_q", reach=self.config.conv_width),
+                Factor("conv_k", "channel", keys, conv_k, hook="hook_phi_conv_k", reach=self.config.conv_width),
             ),
             transition=DeltaTransition(k, beta, g),
             state=State(by="hook_rot_q" if self.config.rotary else "hook_q", groups=self.n_heads),

@@ -77,7 +77,14 @@ class GatedConv(nn.Module):
             x.shape,
             factors=(
                 Factor("gate", "channel", n, lambda c: gate[..., c].mT, diagonal=True),
-                Factor("conv", "channel", n, lambda c: short_conv_phi(weight[c], length)[None], core=True),
+                Factor(
+                    "conv",
+                    "channel",
+                    n,
+                    lambda c: short_conv_phi(weight[c], length)[None],
+                    core=True,
+                    reach=self.config.conv_width,
+                ),
             ),
             transition="a short conv has no recurrent state: it reads its taps and nothing before them",
         )

@@ -134,7 +134,7 @@ class H3(nn.Module):
                 Factor("k", "channel", n, lambda c: k[:, :, c, 0].mT, **options),
             )
         transition = s4d_transition(params, length)  # of the S4D, not of the shift register on its keys
-        beside = (Factor("shift_k", "channel", x.shape[2], shift, hook="hook_phi_conv_k"),)
+        beside = (Factor("shift_k", "channel", x.shape[2], shift, hook="hook_phi_conv_k", reach=self.config.d_state),)
         return Reading(x.shape, factors=found, beside=beside, transition=transition, state=State())
 
     def mixing_flops(self, length: int) -> int:

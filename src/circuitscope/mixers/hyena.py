@@ -172,11 +172,11 @@ class Hyena(nn.Module):
                     without_skip=lambda c: toeplitz(h[c], length)[None],
                 ),
                 Factor("x1", "channel", n, lambda c: x1[:, :, c, 0].mT, diagonal=True, core=True),
-                Factor("conv", "channel", n, conv, hook="hook_phi_conv"),
+                Factor("conv", "channel", n, conv, hook="hook_phi_conv", reach=self.config.conv_width),
             ),
             beside=(
-                Factor("conv_x1", "channel", n, conv_x1, hook="hook_phi_conv_x1"),
-                Factor("conv_x2", "channel", n, conv_x2, hook="hook_phi_conv_x2"),
+                Factor("conv_x1", "channel", n, conv_x1, hook="hook_phi_conv_x1", reach=self.config.conv_width),
+                Factor("conv_x2", "channel", n, conv_x2, hook="hook_phi_conv_x2", reach=self.config.conv_width),
             ),
             transition="an implicit filter has no recurrence, so Hyena has no state to carry",
         )

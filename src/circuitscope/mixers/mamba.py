@@ -249,7 +249,9 @@ class GatedBlock(nn.Module):
             found.append(Factor("silu", "channel", n, lambda c: pre[..., c].sigmoid().mT, diagonal=True))
         if conv is not None:
             taps = None if wanted(self.hook_phi_conv) else self.conv.weight[:, 0].flip(1)
-            found.append(Factor("conv", "channel", n, conv, hook="hook_phi_conv", taps=taps))
+            found.append(
+                Factor("conv", "channel", n, conv, hook="hook_phi_conv", taps=taps, reach=self.config.conv_width)
+            )
         return Reading(x.shape, factors=tuple(found), transition=scan.transition, state=self.state)
 
     def _out(self, z: Channels, gate: Channels | None) -> Stream:

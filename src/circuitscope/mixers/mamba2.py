@@ -154,11 +154,15 @@ class Mamba2(nn.Module):
                 Factor("gate", "channel", n, lambda c: F.silu(gate[..., c]).mT, diagonal=True),
                 Factor("ssd", "head", self.n_heads, phi, core=True, without_skip=lambda h: phi(h, skip=False)),
                 Factor("silu", "channel", n, lambda c: pre[..., c].sigmoid().mT, diagonal=True),
-                Factor("conv", "channel", n, conv, hook="hook_phi_conv"),
+                Factor("conv", "channel", n, conv, hook="hook_phi_conv", reach=self.config.conv_width),
             ),
             beside=(
-                Factor("conv_B", "channel", self.convolved[1], conv_B, hook="hook_phi_conv_B"),
-                Factor("conv_C", "channel", self.convolved[2], conv_C, hook="hook_phi_conv_C"),
+                Factor(
+                    "conv_B", "channel", self.convolved[1], conv_B, hook="hook_phi_conv_B", reach=self.config.conv_width
+                ),
+                Factor(
+                    "conv_C", "channel", self.convolved[2], conv_C, hook="hook_phi_conv_C", reach=self.config.conv_width
+                ),
             ),
             transition=GatedTransition(dt, A[:, None]),
             state=State(by="hook_rot_C" if self.config.rotary else "hook_C", groups=self.config.n_groups),

@@ -45,6 +45,7 @@ class Factor:
         on_edges: gives the sums over edges of its matrix and of its surroundings' product, without building either.
             Only for factors that have a kernel for it.
         taps: its weights by lag [unit, lag], where it is one short causal conv for all sequences.
+        reach: how many positions a row reads at most, its own included; None if it reads back to the start.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Factor:
     profile: Callable[[slice], tuple[Profile, Profile]] | None = None
     on_edges: OnEdges | None = None
     taps: Float[Tensor, "unit lag"] | None = None
+    reach: int | None = None
 
     def __repr__(self) -> str:
         return f"Factor({self.name!r}, {self.size} {self.unit}{'s' if self.size > 1 else ''})"

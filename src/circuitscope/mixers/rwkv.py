@@ -126,11 +126,11 @@ class RWKV(nn.Module):
             factors=(
                 Factor("receptance", "channel", n, lambda c: r[..., c].sigmoid().mT, diagonal=True, core=True),
                 Factor("wkv", "channel", n, lambda c: wkv_phi(w[c], u[c], k[..., c]), shares=True, core=True),
-                Factor("shift", "channel", n, shift, hook="hook_phi_conv"),
+                Factor("shift", "channel", n, shift, hook="hook_phi_conv", reach=2),
             ),
             beside=(
-                Factor("shift_k", "channel", n, shift_k, hook="hook_phi_conv_k"),
-                Factor("shift_r", "channel", n, shift_r, hook="hook_phi_conv_r"),
+                Factor("shift_k", "channel", n, shift_k, hook="hook_phi_conv_k", reach=2),
+                Factor("shift_r", "channel", n, shift_r, hook="hook_phi_conv_r", reach=2),
             ),
             transition=GatedTransition(torch.ones(1, x.shape[1], n, device=rate.device), rate),
             state=State(),

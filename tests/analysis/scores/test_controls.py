@@ -9,6 +9,7 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 import circuitscope as cs
+from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.edges import Edges, named_edges
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.rows import score_rows
@@ -54,6 +55,22 @@ def test_rows_have_the_baseline_of_their_matrix_and_other_rows_none():
     assert of["ssm"] == of["composed"] == pytest.approx(full)
     assert of["conv"] == pytest.approx(narrow)
     assert all(math.isnan(row["even"]) for row in rows if row["score"] == "loss")
+
+
+@pytest.mark.parametrize("name", ["attention_conv_k", "deltanet", "mamba2", "hyena", "rwkv", "h3", "based"])
+def test_no_matrix_reads_beyond_its_reach(name):
+    model = cs.model(name, d_model=32, vocab_size=64, max_length=LENGTH).eval()
+    known = 0
+    for _, reading in opened(model).walk(BATCH.tokens[:2]):
+        for factor in (*reading.factors, *reading.beside):
+            if factor.reach is not None and not factor.diagonal:
+                known += 1
+                lag = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+                matrix = factor.build(slice(0, factor.size))
+                assert (matrix[..., lag >= factor.reach] == 0).all()
+                if factor.reach < LENGTH:
+                    assert (matrix[..., lag == factor.reach - 1] != 0).any()
+    assert known
 
 
 class FixedDistance(HookedRootModule):

@@ -49,8 +49,8 @@ class EdgeSets:
         """What a matrix with the reach of this one would score if its rows were even; nan where that is not known."""
         if not product.causal:
             return {chosen.name: math.nan for chosen in self.sets}
-        taps = product.factors[0].taps if len(product.factors) == 1 else None
-        reach = None if taps is None else taps.shape[1]
+        mixing = [factor for factor in product.factors if not factor.diagonal]
+        reach = mixing[0].reach if len(mixing) == 1 else None
         if reach not in self._even:
             self._even[reach] = {chosen.name: chosen.even(reach) for chosen in self.sets}
         return self._even[reach]
