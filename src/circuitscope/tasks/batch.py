@@ -14,6 +14,7 @@ from circuitscope.tasks.roles import Role
 NO_LABEL = -100
 
 Inputs = Int[Tensor, "batch pos"] | Float[Tensor, "batch pos channel"]  # tokens, or vectors
+Labels = Int[Tensor, "batch pos"] | Float[Tensor, "batch pos out"]
 Rows = slice | Int[Tensor, " row"]
 
 
@@ -99,7 +100,7 @@ class Layout:
         return f"Layout({', '.join(parts)}; roles: {roles})"
 
 
-Labelled = tuple[Int[Tensor, " label"], Int[Tensor, " label"] | Float[Tensor, "label channel"]]
+Labelled = tuple[Int[Tensor, " label"], Int[Tensor, " label"] | Float[Tensor, "label out"]]
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,10 @@ class Batch:
     """
 
     inputs: Inputs
-    labels: Inputs
+    labels: Labels
     layout: Layout
     judge: Judge = TOKENS
-    weights: Float[Tensor, "batch channel"] | None = None
+    weights: Float[Tensor, "batch coordinate"] | None = None
     _known: Labelled | None = field(default=None, init=False, repr=False, compare=False)
 
     def labelled(self) -> Labelled:
