@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from circuitscope.analysis.decay.lag_profile import (
@@ -20,7 +20,7 @@ from circuitscope.analysis.decay.lag_profile import (
     off_diagonal_ratio,
     profile_by_sequence,
 )
-from circuitscope.analysis.reading.opened import opened
+from circuitscope.analysis.reading.opened import Inputs, opened
 from circuitscope.arguments import explained
 from circuitscope.devices import Transfer
 from circuitscope.errors import UserError
@@ -73,7 +73,7 @@ class LayerDecay:
 @explained
 def layer_decay(
     model: HookedModel,
-    tokens: Int[Tensor, "batch pos"],
+    tokens: Inputs,
     layer: int,
     factors: Factors = "phi",
     chunk: int | None = None,

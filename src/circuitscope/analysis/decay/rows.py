@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from circuitscope.analysis.decay.gradient_reach import pooled, squared_by_lag
 from circuitscope.analysis.decay.lag_profile import FIT_HOLDS, holds, jackknife_stderr
 from circuitscope.analysis.decay.layer_decay import QUARTILES, Decay, LayerDecay, decay_by
 from circuitscope.analysis.decay.transition import ByLag, TransitionNorms, norms_of
-from circuitscope.analysis.reading.opened import opened
+from circuitscope.analysis.reading.opened import Inputs, opened
 from circuitscope.analysis.registry import Row, analysis
 from circuitscope.analysis.scores.held_out import HeldOut
 from circuitscope.arguments import explained
@@ -52,7 +52,7 @@ def decay_of(model: HookedModel, data: HeldOut) -> list[Row]:
 @explained
 def decay_rows(
     model: HookedModel,
-    tokens: Int[Tensor, "batch pos"],
+    tokens: Inputs,
     *,
     layers: Sequence[int] | None = None,
     factors: Sequence[str] = ("phi",),

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from circuitscope.analysis.reading.opened import opened
+from circuitscope.analysis.reading.opened import Inputs, opened
 from circuitscope.arguments import explained
 from circuitscope.devices import on_cpu
 from circuitscope.errors import UserError
@@ -72,7 +72,7 @@ class TransitionNorms:
         return None if self.log_decay is None else -1 / self.log_decay.mean(0)
 
 
-def no_transition(model: HookedModel, layer: int, tokens: Int[Tensor, "batch pos"]) -> str:
+def no_transition(model: HookedModel, layer: int, tokens: Inputs) -> str:
     """Why a layer has no transition product, or ""."""
     found = opened(model).reading(tokens, layer).transition
     return found if isinstance(found, str) else ""
@@ -81,7 +81,7 @@ def no_transition(model: HookedModel, layer: int, tokens: Int[Tensor, "batch pos
 @torch.no_grad()
 @explained
 def transition_product(
-    model: HookedModel, tokens: Int[Tensor, "batch pos"], layer: int, *, sequences: int = 8, starts: int = 8
+    model: HookedModel, tokens: Inputs, layer: int, *, sequences: int = 8, starts: int = 8
 ) -> TransitionNorms:
     """Norms of A_i ⋯ A_{j+1} by lag i − j on these tokens, as `transition_norms` computes them."""
     layer = layer_index(model, layer)

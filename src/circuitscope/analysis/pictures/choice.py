@@ -6,10 +6,8 @@ from typing import Literal
 
 import pandas as pd
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
-from circuitscope.analysis.reading.opened import opened
+from circuitscope.analysis.reading.opened import Inputs, opened
 from circuitscope.analysis.scores.registry import SCORES, Score, shown_in
 from circuitscope.lens import HookedModel
 from circuitscope.mixers.reading import Product, Unit
@@ -54,7 +52,7 @@ class View:
         return "shares" if self.source.shares else "sizes" if self.head is None else "signed"
 
 
-def sources_of(config: ModelConfig, tokens: Int[Tensor, "batch pos"]) -> list[Source]:
+def sources_of(config: ModelConfig, tokens: Inputs) -> list[Source]:
     """Every mixing matrix of a model with this config.
 
     No checkpoint is read, because what a layer offers does not depend on its weights.
@@ -63,7 +61,7 @@ def sources_of(config: ModelConfig, tokens: Int[Tensor, "batch pos"]) -> list[So
 
 
 @torch.no_grad()
-def sources(model: HookedModel, tokens: Int[Tensor, "batch pos"]) -> list[Source]:
+def sources(model: HookedModel, tokens: Inputs) -> list[Source]:
     """Every mixing matrix that a model shows; one unit of each is built."""
     out = []
     for layer, reading in opened(model).walk(tokens[:2]):

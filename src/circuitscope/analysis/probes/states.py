@@ -2,16 +2,13 @@
 
 from typing import NamedTuple
 
-from jaxtyping import Int
-from torch import Tensor
-
 from circuitscope.analysis.reading.hooked import on_device_of, undisturbed
-from circuitscope.analysis.reading.opened import opened
+from circuitscope.analysis.reading.opened import Inputs, opened
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel, layer_of
 from circuitscope.mixers.reading import State
 
-Tokens = Int[Tensor, "batch pos"]
+Tokens = Inputs
 
 
 class ReadableState(NamedTuple):
