@@ -25,7 +25,7 @@ from step import Input
 _REGISTER = {"analysis", "run_analysis", "edge_score", "row_score", "target"}
 _RECORDS = {
     *("Batch", "Layout", "Role", "Circuit", "Effect", "Mixing", "Edges", "RunConfig", "UserError", "RunFailed"),
-    *("HookedLM", "Fit", "CandidateSet", "EmbeddingRidge", "Definition", "TARGETS", "SEQUENCES"),
+    *("HookedLM", "HookedSequenceModel", "Fit", "CandidateSet", "EmbeddingRidge", "Definition", "TARGETS", "SEQUENCES"),
 }
 _SMALL = {"length": 16, "pairs": 2, "vocab_size": 64, "d_model": 8, "n_layers": 1, "batch_size": 4, "device": "cpu"}
 _MODELS = ("attention", "mamba", "lstm", "deltanet", "based")
@@ -54,6 +54,11 @@ def functions() -> dict[str, Callable[..., Any]]:
             step, split=split, size=size, seed=seed
         ),
         "model(…)": lambda model, tokens, at=None: model(tokens, at),
+        "model.generate": lambda model, tokens, n=2, temperature=0.0, seed=0, stop=None: model.generate(
+            tokens, n, temperature=temperature, seed=seed, stop=stop
+        ),
+        "model.state_at": lambda model, tokens, pos: model(tokens, initial_state=model.state_at(tokens, pos)),
+        "model.step": lambda model, tokens, state: model.step(tokens, state),
         "model.reading": lambda model, tokens, layer: model.reading(tokens, layer),
         "model.run_with_cache": lambda model, tokens, names_filter=None: model.run_with_cache(
             tokens, names_filter=names_filter
@@ -85,7 +90,7 @@ def _right(draw: random.Random, name: str, function: str) -> Any:
     import circuitscope as cs
     from circuitscope.analysis.probes import Definition
 
-    run = f"runs/{draw.choice(('attention', 'mamba', 'lstm'))}"
+    run = f"runs/{draw.choice(('attention', 'mamba', 'lstm', 'vectors'))}"
     batch = _batch(draw.choice(("mqar", "mqar", "ar", "induction")))
     if function in ("cs.train", "RunConfig.build") and name in ("model", "task"):
         return draw.choice(_MODELS) if name == "model" else draw.choice(("mqar", "ar"))
@@ -121,6 +126,11 @@ def _right(draw: random.Random, name: str, function: str) -> Any:
         "edges": lambda: (
             cs.analysis.named_edges("recall", _batch("mqar").layout) if function == "cs.analysis.cut" else "recall"
         ),
+        "n": lambda: 2,
+        "pos": lambda: 3,
+        "temperature": lambda: draw.choice((0.0, 1.0)),
+        "stop": lambda: draw.choice((None, 5)),
+        "state": lambda: _model(draw.choice(_MODELS)).start(4),
         "matrix": lambda: torch.rand(4, 1, 16, 16),
         "pattern": lambda: torch.rand(4, 1, 16, 16),
         "definition": lambda: Definition.load("own-token"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-NAMES = ("attention", "mamba", "lstm", "stopped")
+NAMES = ("attention", "mamba", "lstm", "vectors", "stopped")
 STUDY = "studies/tiny"
 EXAMPLES = "examples.parquet"
 SEQUENCES = 4
@@ -41,7 +41,7 @@ class Capped(BaseException):
 
 
 def build(folder: Path) -> None:
-    """Trains the runs: three that finished, some of them analyzed, and one that stopped half-way."""
+    """Trains the runs: four that finished, some of them analyzed, and one that stopped half-way."""
     import circuitscope as cs
     from circuitscope.analysis.probes import Definition, probe
     from circuitscope.tasks.export import export
@@ -49,6 +49,8 @@ def build(folder: Path) -> None:
     runs = folder / "runs"
     for name in ("attention", "mamba", "lstm"):
         cs.train(model=name, name=name, root=runs, **_TINY)
+    on_vectors = {name: value for name, value in _TINY.items() if name not in ("length", "pairs", "vocab_size")}
+    cs.train(model="mamba", task="linear_regression", name="vectors", root=runs, dims=3, points=5, **on_vectors)
     cs.analysis.analysis_results(
         runs / "attention", ["scores", "phases", "circuit", "causal", "decay"], sequences=SEQUENCES
     )

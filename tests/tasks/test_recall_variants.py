@@ -136,6 +136,26 @@ def test_two_hops_ask_for_the_value_of_the_value():
         assert all(label == bound[bound[token]] for _, token, label in asked)
 
 
+def test_direct_queries_ask_with_the_middle_of_a_chain_and_are_counted_apart():
+    task = cs.task("two_hop", direct=0.5)
+    near = far = 0
+    for tokens, labels, _ in examples(task):
+        context = tokens[: 4 * task.pairs]
+        bound = dict(zip(context[::2], context[1::2], strict=True))
+        for _, token, label in labelled(tokens, labels):
+            one_step = token >= task.vocab_size // 3
+            assert label == (bound[token] if one_step else bound[bound[token]])
+            near, far = near + one_step, far + (not one_step)
+    assert abs(near - far) < 4 * (near + far) ** 0.5
+    batch = task.batch(0, size=20)
+    where, target = batch.labelled()
+    knows_one_step = torch.where(batch.tokens.flatten()[where] >= 64, target, 0)
+    found = task.outcomes(batch, torch.nn.functional.one_hot(knows_one_step, task.vocab_size).float())
+    assert found["accuracy on one step"].nanmean() == 1
+    assert found["accuracy on two steps"].nanmean() == 0
+    assert set(cs.task("two_hop").outcomes(cs.task("two_hop").batch(0), torch.zeros(256, 192))) == {"accuracy"}
+
+
 @pytest.mark.parametrize("motif", [1, 2, 3])
 def test_fuzzy_queries_are_answered_token_by_token_by_the_motif_behind_the_same_key(motif):
     task = cs.task("fuzzy_recall", motif=motif, pairs=4)

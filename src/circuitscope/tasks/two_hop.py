@@ -8,12 +8,12 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from circuitscope.section import Unit
+from circuitscope.section import Added, Unit
 from circuitscope.tasks.base import Baseline, register
 from circuitscope.tasks.batch import Batch
 from circuitscope.tasks.recall import Context, Recall, in_rows, one_token_queries
 from circuitscope.tasks.roles import Role
-from circuitscope.tasks.streams import I64, distinct, order, stream_key, words
+from circuitscope.tasks.streams import I64, distinct, order, stream_key, uniform, words
 
 
 @register("two_hop")
@@ -21,7 +21,8 @@ class TwoHop(Recall):
     """Chains a → b → c as pairs `a b` and `b c` in random order; a query a asks for c, the value of its value.
 
     a comes from [1, V/3), b from [V/3, 2V/3), c from [2V/3, V). The layout has all 2k pairs, and a query asks for the
-    pair that ends its chain. Filler is token 0.
+    pair that ends its chain. Filler is token 0. A share `direct` of the queries is b instead of a: these need one step
+    alone, so a model can learn the second step before it has the first.
     """
 
     roles = (Role.KEY, Role.VALUE, Role.QUERY, Role.FILLER)
@@ -46,6 +47,10 @@ class TwoHop(Recall):
         default=4, ge=1, lt=2**31, description="chains k of two pairs each; less than vocab_size / 3"
     )
 
+    direct: Annotated[float, Added(5, before=0.0), Unit("share of the queries")] = Field(
+        default=0.0, ge=0, le=1, description="queries that ask with b, from which c is one step away"
+    )
+
     def context_length(self, pairs: int) -> int:
         return 4 * pairs
 
@@ -63,6 +68,20 @@ class TwoHop(Recall):
         ends = values >= 2 * (self.vocab_size // 3)
         return (values == target[:, None]).double().sum(dim=1) / ends.sum(dim=1)
 
+    def outcomes(self, batch: Batch, logits: Float[Tensor, "label vocab"]) -> dict[str, Float[Tensor, " label"]]:
+        """Accuracy; where some queries are direct, also on those that need both steps and on the others."""
+        found = super().outcomes(batch, logits)
+        if not self.direct:
+            return found
+        right = found[self.metric]
+        asked = batch.tokens.flatten()[batch.labelled()[0]]
+        near = (asked >= self.vocab_size // 3).to(right.device)
+        return {
+            **found,
+            "accuracy on two steps": right.where(~near, float("nan")),
+            "accuracy on one step": right.where(near, float("nan")),
+        }
+
     def context(self, key: int, examples: I64) -> Context:
         n, k, third = len(examples), self.pairs, self.vocab_size // 3
         a = 1 + distinct(words(stream_key(key, "first"), examples, 2 * k), third - 1)
@@ -74,4 +93,6 @@ class TwoHop(Recall):
         np.put_along_axis(tokens, at, keys, axis=1)
         np.put_along_axis(tokens, at + 1, values, axis=1)
         roles = in_rows([Role.KEY, Role.VALUE] * (2 * k), n)
-        return Context(tokens, roles, at, at + 1, values, **one_token_queries(a, k + np.arange(k)))
+        near = uniform(words(stream_key(key, "direct"), examples, k)) < self.direct
+        asked = np.where(near, b, a)
+        return Context(tokens, roles, at, at + 1, values, **one_token_queries(asked, k + np.arange(k)))

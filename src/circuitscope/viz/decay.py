@@ -197,9 +197,12 @@ def _rates(
     axes: Axes, here: pd.DataFrame, pen: tuple[str, str], kept: list[dict[str, Any]], of: dict[str, Any], band: bool
 ) -> None:
     here, (colour, style) = here[here["head"].isna()], pen
-    curves = {q: here[here.quantity == f"kappa_{q}"].sort_values("step") for q in ("median", "q25", "q75")}
-    step = curves["median"].step.to_numpy(float)
-    values = {q: rows.value.to_numpy(float) for q, rows in curves.items()}
+    curves = {
+        q: here[here.quantity == f"kappa_{q}"].drop_duplicates("step").set_index("step").value.sort_index()
+        for q in ("median", "q25", "q75")
+    }
+    step = curves["median"].index.to_numpy(float)
+    values = {q: curve.reindex(step).to_numpy(float) for q, curve in curves.items()}
     axes.plot(step, values["median"], color=colour, ls=style, lw=1.6, marker="o", ms=2.5, label=written(of["run"]))
     if band and (values["q75"] > values["q25"]).any():
         axes.fill_between(step, values["q25"], values["q75"], color=colour, alpha=0.2, lw=0)
