@@ -13,6 +13,7 @@ import torch
 from benchmarks import (
     analysis,
     batches,
+    batches_by_task,
     busy_cores,
     default_run,
     effective_attention,
@@ -27,14 +28,17 @@ from benchmarks import (
     startup,
     step,
     sweeps,
+    vector_step,
 )
 from benchmarks.rows import Row, Section, markdown
 
 _BENCHMARKS: dict[str, Callable[[bool], Section]] = {
     "startup": startup.measure,
     "batches": batches.measure,
+    "tasks": batches_by_task.measure,
     "hooks": hooks.measure,
     "step": step.measure,
+    "vectors": vector_step.measure,
     "scan": scan.measure,
     "effective": effective_attention.measure,
     "layers": layer_step.measure,

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from circuitscope.models.hooked_lm import HookedLM
+from circuitscope.models.config import ModelConfig
+from circuitscope.models.stack import HookedStack
 
 Heads = Float[Tensor, "batch pos head d_head"]
 
@@ -78,16 +79,16 @@ class Block(nn.Module):
         return out
 
 
-class PlainLM(nn.Module):
-    """Embedding with learned positions, blocks, final norm, tied unembedding; the weights of `model`."""
+class PlainStack(nn.Module):
+    """Read-in with learned positions, blocks, final norm; the weights of `model`. The ends are those of a subclass."""
 
-    def __init__(self, model: HookedLM, attend: Callable[[Heads, Heads, Heads], Heads]):
+    def __init__(self, model: HookedStack, attend: Callable[[Heads, Heads, Heads], Heads]):
         super().__init__()
         c = model.config
-        if not (c.tied and c.positions == "learned" and c.state_mixer == "mlp"):
-            raise ValueError("PlainLM copies models with a tied head, learned positions and an MLP")
+        if not (c.positions == "learned" and c.state_mixer == "mlp"):
+            raise ValueError("a plain model copies models with learned positions and an MLP")
         n_heads = model.cfg.n_heads
-        self.embed = nn.Embedding(c.vocab_size, c.d_model)
+        self.build_ends(c)
         self.pos_embed = nn.Parameter(torch.empty(c.max_length, c.d_model))
         self.blocks = nn.ModuleList(
             Block(c.d_model, c.mlp_ratio * c.d_model, n_heads, c.norm_eps, attend) for _ in range(c.n_layers)
@@ -95,15 +96,54 @@ class PlainLM(nn.Module):
         self.ln_final = nn.LayerNorm(c.d_model, eps=c.norm_eps)
         self.load_state_dict(model.state_dict())  # strict: the same parameters or an error
 
-    def forward(self, tokens: Int[Tensor, "batch pos"], at: Int[Tensor, " label"] | None = None) -> Tensor:
-        """Logits at every position, or at the flat positions `at`."""
-        return F.linear(self.hidden(tokens, at), self.embed.weight)
+    def build_ends(self, c: ModelConfig) -> None:
+        """Makes what `read_in` needs, and a read-out."""
+        raise NotImplementedError
 
-    def hidden(self, tokens: Int[Tensor, "batch pos"], at: Int[Tensor, " label"] | None = None) -> Tensor:
-        """What the unembedding reads."""
-        x = self.embed(tokens) + self.pos_embed[: tokens.shape[1]]
+    def read_in(self, inputs: Tensor) -> Float[Tensor, "batch pos d_model"]:
+        """The inputs as the first block takes them, without positions."""
+        raise NotImplementedError
+
+    def hidden(self, inputs: Tensor, at: Int[Tensor, " label"] | None = None) -> Tensor:
+        """What the read-out reads."""
+        x = self.read_in(inputs) + self.pos_embed[: inputs.shape[1]]
         last = len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
             x = block(x, at if i == last else None)
         out: Tensor = self.ln_final(x)
+        return out
+
+
+class PlainLM(PlainStack):
+    """Embedding and tied unembedding."""
+
+    def build_ends(self, c: ModelConfig) -> None:
+        if not c.tied:
+            raise ValueError("PlainLM copies models with a tied head")
+        self.embed = nn.Embedding(c.vocab_size, c.d_model)
+
+    def read_in(self, inputs: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        out: Tensor = self.embed(inputs)
+        return out
+
+    def forward(self, tokens: Int[Tensor, "batch pos"], at: Int[Tensor, " label"] | None = None) -> Tensor:
+        """Logits at every position, or at the flat positions `at`."""
+        return F.linear(self.hidden(tokens, at), self.embed.weight)
+
+
+class PlainSequenceModel(PlainStack):
+    """Linear read-in of vectors and linear read-out."""
+
+    def build_ends(self, c: ModelConfig) -> None:
+        if c.d_input is None or c.d_output is None:
+            raise ValueError("PlainSequenceModel copies models that read vectors")
+        self.encode, self.decode = nn.Linear(c.d_input, c.d_model), nn.Linear(c.d_model, c.d_output)
+
+    def read_in(self, inputs: Float[Tensor, "batch pos d_input"]) -> Float[Tensor, "batch pos d_model"]:
+        out: Tensor = self.encode(inputs)
+        return out
+
+    def forward(self, inputs: Float[Tensor, "batch pos d_input"]) -> Float[Tensor, "batch pos d_output"]:
+        """Answers at every position."""
+        out: Tensor = self.decode(self.hidden(inputs))
         return out

@@ -1,12 +1,12 @@
 """What it gives to make batches in a background thread: steps of training with and without it, and equal bits."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 
 from benchmarks.rows import Row, Section, alternate, costs
-from benchmarks.workload import SHAPES, Shape, take_step, trainer_at
+from benchmarks.workload import SHAPES, Shape, ahead_by, take_step, trainer_at
 from circuitscope.training import ahead
 from circuitscope.training.trainer import Trainer
 
@@ -33,21 +33,10 @@ def _row(shape: Shape, quick: bool) -> Row:
 
 def _steps(trainer: Trainer, prefetched: bool) -> Callable[[], None]:
     def step() -> None:
-        with _ahead_by(ahead.AHEAD if prefetched else 0):
+        with ahead_by(ahead.AHEAD if prefetched else 0):
             take_step(trainer)
 
     return step
-
-
-@contextmanager
-def _ahead_by(steps: int) -> Iterator[None]:
-    """As many steps are prepared before they are asked for."""
-    before = ahead.AHEAD
-    ahead.AHEAD = steps
-    try:
-        yield
-    finally:
-        ahead.AHEAD = before
 
 
 def _check_bits(one: Trainer, other: Trainer) -> None:

@@ -32,7 +32,7 @@ def measure(quick: bool) -> Section:
     shapes = _QUICK if quick else _SHAPES
     rows, ratios = [], []
     for shape in shapes:
-        ours, other = _times(shape, _by_mambapy(), 1 if quick else 15)
+        ours, other = _times(shape, by_mambapy(), 1 if quick else 15)
         ratios.append(statistics.median(b / a for a, b in zip(ours, other, strict=True)))
         rows.append(faster(f"{_NAME} against mambapy, {shape}", ours, other, None, _MAMBAPY))
     mean = math.exp(statistics.mean(map(math.log, ratios)))
@@ -84,7 +84,7 @@ def _check_same(ours: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> None:
             raise RuntimeError(f"the sides differ by {error:.1e} of the largest entry in y or its gradient: {name}")
 
 
-def _by_mambapy() -> Scan:
+def by_mambapy() -> Scan:
     """deltaA, BX, pscan, the read-out by C, and D: the method reads nothing from its object."""
     from mambapy.mamba import MambaBlock
 

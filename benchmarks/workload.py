@@ -11,6 +11,7 @@ import torch
 from circuitscope.config import RunConfig
 from circuitscope.progress import Silent
 from circuitscope.runs.run import create_run
+from circuitscope.training import ahead
 from circuitscope.training.device import set_up
 from circuitscope.training.trainer import Trainer
 
@@ -73,3 +74,14 @@ def take_step(trainer: Trainer) -> None:
     """One step as the trainer's own loop takes it: batch, update, and the accuracy on steps that are logged."""
     trainer.update((trainer.step + 1) % trainer.config.train.log_every == 0)
     trainer.step += 1
+
+
+@contextmanager
+def ahead_by(steps: int) -> Iterator[None]:
+    """As many batches are made before they are asked for; 0: each when its step begins."""
+    before = ahead.AHEAD
+    ahead.AHEAD = steps
+    try:
+        yield
+    finally:
+        ahead.AHEAD = before

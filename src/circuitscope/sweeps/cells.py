@@ -19,7 +19,7 @@ from circuitscope.sweeps.results import DONE, ResultsTable, Row
 
 RATE = "train.lr"
 _MODELS = ("model", "model.preset", "model.mixers")
-_SEEDS = ("train.seed", "train.data_seed")
+SEEDS = ("train.seed", "train.data_seed")
 _FORMED = "none"  # in the column missing: both steps formed
 
 
@@ -88,7 +88,7 @@ class Cells:
                 "panel": ", ".join(_words(axis, trial) for axis in panels),
                 "line": _text(trial.values[line]) if line else "",
                 "x": float(trial.values[x]),
-                "seed": " ".join(_text(trial.values[axis]) for axis in _SEEDS if axis in trial.values),
+                "seed": " ".join(_text(trial.values[axis]) for axis in SEEDS if axis in trial.values),
                 "state": row.get("state", ""),
                 "validation": _number(row, f"best_validation_{metric}", fails, trial.config.task.worst),
                 "value": _number(row, chosen, fails, trial.config.task.worst),
@@ -121,7 +121,7 @@ def _columns(metric: str) -> tuple[str, ...]:
 def _roles(grid: Grid) -> tuple[str, str | None, tuple[str, ...]]:
     """The horizontal axis, the axis of lines, and the axes of panels."""
     values = {axis: [_text(trial.values[axis]) for trial in grid.trials] for axis in grid.axes}
-    varied = [axis for axis in grid.axes if len(set(values[axis])) > 1 and axis not in _SEEDS]
+    varied = [axis for axis in grid.axes if len(set(values[axis])) > 1 and axis not in SEEDS]
     numbers = [axis for axis in varied if all(_is_number(trial.values[axis]) for trial in grid.trials)]
     if not numbers:
         raise UserError(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TEST_EXAMPLES = 3000
 _BATCH = 250  # test examples at a time
-_REACHED = (0.5, 0.9, 0.95, 0.99)
+REACHED = {"step_50": 0.5, "step_90": 0.9, "step_95": 0.95, "step_99": 0.99}  # column of the first step: accuracy
 
 
 def run_trial(
@@ -109,9 +109,9 @@ def numbers_of(run: Run, fractions: Sequence[float] = ()) -> Row:
     if len(train):
         out[f"last_train_{metric}"] = float(train[metric].tail(10).mean())
         out |= _gradients(train)
-    for share in _REACHED if metric == "accuracy" else ():
+    for column, share in REACHED.items() if metric == "accuracy" else ():
         reached = held[held[metric] >= share]
-        out[f"step_{share * 100:.0f}"] = int(reached.step.iloc[0]) if len(reached) else math.nan
+        out[column] = int(reached.step.iloc[0]) if len(reached) else math.nan
     for fraction in fractions:
         budget = fraction * run.config.train.steps
         out[f"{metric}_at_{fraction:g}"] = _at_best(run, held[held.step <= budget])
