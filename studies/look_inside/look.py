@@ -52,7 +52,7 @@ def weights_by_point(run: cs.Run) -> Sheet:
     ]
     table = pd.concat(tables).rename(columns={"weights": "r2_of_w", "estimate": "r2_of_estimate"})
     with look():
-        figure = Sheet(table=lambda: table, figsize=(5.2, 3.2), layout="constrained")
+        figure = Sheet(table=lambda: table, figsize=(5.6, 3.4), layout="constrained")
         axes = figure.subplots()
         known = tables[0]
         axes.plot(known.points, known.least_squares, color=BLACK, lw=1.8, marker="o", ms=3)
@@ -60,8 +60,8 @@ def weights_by_point(run: cs.Run) -> Sheet:
             untrained = step == 0
             axes.plot(rows.points, rows.r2_of_w, color=hooks[name][1], ls=":" if untrained else "-", lw=1.4)
         plain(axes)
-        axes.set(xlabel="points seen", ylabel="R² for w, on other sequences", ylim=(-0.05, 1.03))
-        axes.set_title(f"{_size(run)}: what can be read of w", loc="left")
+        axes.set(xlabel="points seen", ylabel="R² of a linear map to w", ylim=(-0.05, 1.03))
+        figure.suptitle(_size(run), x=0.01, ha="left")
         entries = [line_entry("least squares on the same points", BLACK, marker="o", ms=3)]
         entries += [line_entry(name, colour) for name, (_, colour) in hooks.items()]
         legend_below(figure, [*entries, line_entry("the same before training", GREY, ls=":")])
