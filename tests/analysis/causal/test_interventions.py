@@ -533,7 +533,7 @@ def test_an_lstm_can_be_ablated_where_nothing_is_to_be_frozen():
     ids=["knock_out", "ablate", "accuracy", "find_circuit", "interchange", "probe_model"],
 )
 def test_tokens_where_a_batch_is_meant_are_refused_in_one_line(act):
-    message = r"^expected a Batch with tokens, labels and layout, .* got Tensor of shape \[12, 20\] and type int64$"
+    message = r"^expected a Batch with inputs, labels and layout, .* got Tensor of shape \[12, 20\] and type int64$"
     with pytest.raises(cs.UserError, match=message):
         act(build(), SMALL.tokens)
 
