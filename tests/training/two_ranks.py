@@ -63,7 +63,7 @@ def train_all(folder: Path) -> None:
     TASKS.add("patchy", Patchy, __name__)
     with (
         mock.patch("circuitscope.training.device.default_dtype", _in_float64),
-        mock.patch("circuitscope.training.trainer.HookedLM", _double),
+        mock.patch("circuitscope.training.trainer.build_model", _double),
     ):
         for name, model, task, own in (
             ("attention", "attention", "mqar", {}),
