@@ -112,6 +112,7 @@ def test_a_circuit_that_was_found_before_is_read_from_disk_and_phases_know_it(ru
     assert analysis_results(run, ["phases"], sequences=16).known_circuit == kept
 
 
+@pytest.mark.usefixtures("without_type_checks")  # the stand-in gives no timeline
 def test_what_follows_from_tables_is_made_after_all_of_them(run, monkeypatch):
     """Phases follow the curves that the circuit names, also if phases are asked for first."""
     seen = []
