@@ -183,7 +183,7 @@ def opened(model: HookedModel) -> Opened:
     """A model as analysis sees it."""
     if not hasattr(model, "hook_dict"):
         raise UserError(
-            f"expected a HookedLM or another model with TransformerLens's hooks, got {shown(model)}"
+            f"expected a model of circuitscope or another model with TransformerLens's hooks, got {shown(model)}"
             f"{'; give run.load()' if hasattr(model, 'load') else ''}"
         )
     return _Own(model) if isinstance(model, HookedStack) else _Foreign(model)
