@@ -49,7 +49,7 @@ def layer_index(model: HookedModel, layer: int) -> int:
     """The number of a layer, counted from 0; −1 is the last."""
     n = layer_count(model)
     if not n:
-        raise UserError("the model has no hooks named blocks.0.…; expected a model of circuitscope or TransformerLens's hook names")
+        raise UserError("the model has no hooks named blocks.0.…; expected a HookedLM or TransformerLens's hook names")
     if not isinstance(layer, Integral) or not -n <= layer < n:
         raise UserError(f"layer must be from 0 to {n - 1}, got {shown(layer)}")
     return int(layer) % n

@@ -12,18 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from circuitscope.kernels import long_conv, selective_scan, wkv
+from circuitscope.kernels import long_conv, selective_scan, selective_scan_numba, selective_scan_phi_numba, wkv
 
 GUARD = 61  # floats; odd, so that nothing is aligned by chance
 MARK = 0x7FC0BEEF  # a NaN that no arithmetic gives
 KERNELS = {
-    selective_scan: (
-        "_scan_forward",
-        "_scan_backward",
-        "_phi_forward",
-        "_phi_backward",
-        "_phi_profile",
-    ),
+    selective_scan_numba: ("_scan_forward", "_scan_backward"),
+    selective_scan_phi_numba: ("_phi_forward", "_phi_backward", "_phi_profile"),
     long_conv: ("_conv_forward", "_conv_backward"),
     wkv: ("_wkv_forward", "_wkv_backward"),
 }
