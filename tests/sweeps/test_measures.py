@@ -162,7 +162,7 @@ def test_answers_say_whether_the_model_finds_the_bound_value_any_value_or_none(
     other = torch.where(in_row[:, 0] == target, in_row[:, 1], in_row[:, 0])
     n = len(target)
     told = torch.cat([target[: int(n * right)], other[int(n * right) : int(n * values)], other[int(n * values) :] * 0])
-    monkeypatch.setattr(HookedLM, "hidden", lambda self, tokens, at: F.one_hot(told, 64).float())
+    monkeypatch.setattr(HookedLM, "hidden", lambda self, tokens, at, **_: F.one_hot(told, 64).float())
     monkeypatch.setattr(HookedLM, "W_U", torch.eye(64))
     found = _answers(run)
     assert found["answers"] == answers
