@@ -1,5 +1,6 @@
 """Repeated random blocks, the sequences on which prefix matching is scored."""
 
+from math import log
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -68,6 +69,10 @@ class Induction(TokenTask):
     @property
     def periods(self) -> range:
         return range(max(2, -(-self.block // 3)) if self.varied else self.block, self.block + 1)
+
+    @property
+    def context_free(self) -> float:
+        return log(self.vocab_size - 1)
 
     def sizes(self) -> dict[str, int]:
         return {"block": self.block}
