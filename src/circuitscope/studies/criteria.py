@@ -13,7 +13,7 @@ from circuitscope.studies.bump import BUMP_WITHOUT_ACCURACY, bump_without_accura
 from circuitscope.studies.study import Criterion
 from circuitscope.sweeps.grid import Grid, Trial
 from circuitscope.sweeps.results import DONE, ResultsTable, Row
-from circuitscope.sweeps.windows import THRESHOLD, Mean, window
+from circuitscope.sweeps.windows import Mean, window
 
 WINDOW = "window"
 Outcome = Literal["holds", "fails", "open", "not run"]
@@ -123,7 +123,7 @@ class _Quantities:
         values = [self._number(trial, f"best_test_{trial.config.task.metric}") for trial in trials]
         if not trials or any(math.isnan(value) for value in values):
             return math.nan
-        return window([trial.config.train.lr for trial in trials], [value >= THRESHOLD for value in values]).decades
+        return window([trial.config.train.lr for trial in trials], values).decades
 
 
 def _above_chance(values: Mapping[Seed, float], trial: Trial, criterion: Criterion) -> dict[Seed, float]:
