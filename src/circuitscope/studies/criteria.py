@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from circuitscope.errors import UserError, shown, unknown
-from circuitscope.studies.bump import BUMP_WITHOUT_ACCURACY, bump_without_accuracy
+from circuitscope.studies.bump import BUMPS, bump
 from circuitscope.studies.study import Criterion
 from circuitscope.sweeps.grid import Grid, Trial
 from circuitscope.sweeps.results import DONE, ResultsTable, Row
@@ -75,6 +75,9 @@ def judge(criterion: Criterion, grid: Grid, results: ResultsTable) -> Judged:
             if other is None:
                 raise UserError(f"criterion {criterion.name!r}: {_label(place)} has no trial with {criterion.than}")
             values = _compared(values, known.of(other, seeds), criterion.by)
+        elif criterion.than_rates:
+            fewer = [trial for trial in trials if trial.config.train.lr in criterion.than_rates]
+            values = _compared(values, known.of(fewer, seeds), criterion.by)
         elif criterion.holds_if.above:
             values = _above_chance(values, trials[0], criterion)
         cells.append(Cell(_label(place), values, _outcome(criterion, values)))
@@ -95,8 +98,8 @@ class _Quantities:
         return {seed: self._single([t for t in trials if _seed(t) == seed]) for seed in seeds}
 
     def _number(self, trial: Trial, column: str) -> float:
-        if column == BUMP_WITHOUT_ACCURACY:
-            return bump_without_accuracy(trial, self.results.curves.get(trial.digest, []))
+        if column in BUMPS:
+            return bump(column, trial, self.results.curves.get(trial.digest, []))
         row: Row = self.results.rows.get(trial.digest, {})
         if row.get("state") == "diverged" and column.endswith(f"_{trial.config.task.metric}"):
             return trial.config.task.worst
@@ -146,10 +149,16 @@ def _outcome(criterion: Criterion, values: Mapping[Seed, float]) -> Outcome:
 
 
 def _compared(values: Mapping[Seed, float], others: Mapping[Seed, float], by: str) -> dict[Seed, float]:
-    """Ratio or difference seed by seed; a ratio to nothing is not known."""
+    """Ratio or difference seed by seed; something is infinitely more than nothing, and 0 to 0 is not known."""
     if by == "difference":
         return {seed: value - others[seed] for seed, value in values.items()}
-    return {seed: value / others[seed] if others[seed] else math.nan for seed, value in values.items()}
+    return {seed: _ratio(value, others[seed]) for seed, value in values.items()}
+
+
+def _ratio(value: float, other: float) -> float:
+    if other:
+        return value / other
+    return math.inf if value > 0 else math.nan
 
 
 def _check(criterion: Criterion, grid: Grid) -> None:
@@ -158,6 +167,10 @@ def _check(criterion: Criterion, grid: Grid) -> None:
             raise unknown(f"axis in criterion {criterion.name!r}", path, grid.axes)
     if criterion.rate == "best" and _RATE not in grid.axes:
         raise UserError(f"criterion {criterion.name!r}: rate: best needs the axis {_RATE} in {grid.name}")
+    rates = {trial.config.train.lr for trial in grid.trials}
+    for rate in criterion.than_rates:
+        if rate not in rates:
+            raise UserError(f"criterion {criterion.name!r}: than_rates: {grid.name} has no rate {rate:g}")
     count = len({_seed(trial) for trial in grid.trials})
     if isinstance(criterion.seeds, int) and not 1 <= criterion.seeds <= count:
         raise UserError(f"criterion {criterion.name!r}: seeds: {criterion.seeds}, and {grid.name} has {count}")

@@ -61,7 +61,7 @@ def window(rates: Sequence[float], values: Sequence[float], threshold: float = T
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over seeds with its interval; the ends are nan for fewer than two seeds."""
+    """A mean over seeds with its interval; the ends are nan for fewer than two seeds, and where a value is infinite."""
 
     value: float
     low: float
@@ -74,7 +74,7 @@ class Mean:
         from scipy.special import stdtrit
 
         known = pd.Series(list(values), dtype=float).dropna()
-        if len(known) < 2:
+        if len(known) < 2 or not known.abs().max() < math.inf:
             return Mean(float(known.mean()), math.nan, math.nan, len(known))
         reach = float(stdtrit(len(known) - 1, (1 + _CONFIDENCE) / 2) * known.sem())
         value = float(known.mean())
