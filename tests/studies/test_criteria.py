@@ -149,6 +149,18 @@ def test_what_a_finer_grid_of_rates_gains(tmp_path):
         judged(tmp_path, accuracy, **{**criterion, "than_rates": [0.5]})
 
 
+def test_a_trial_that_fails_may_lack_binding_and_one_that_passes_says_nothing(tmp_path):
+    missing = {RATES[0]: "values, binding and recall", RATES[1]: "recall", RATES[2]: None, RATES[3]: "binding"}
+
+    def row(_preset, rate, _seed):
+        passes = rate in RATES[2:]
+        return {"best_test_accuracy": 0.99 if passes else 0.2, "circuit": "not found", "missing": missing[rate]}
+
+    found = judged(tmp_path, row, quantity="lacks_binding", holds_if={"at_least": 1})
+    by_rate = {cell.label.rpartition(" ")[2]: cell.outcome for cell in found.cells if "mamba" in cell.label}
+    assert list(by_rate.values()) == ["holds", "fails", "not run", "not run"]
+
+
 def test_a_ratio_of_nothing_to_nothing_is_not_known(tmp_path):
     ratio = {"where": {"model.preset": "attention"}, "than": {"model.preset": "mamba"}, "by": "ratio"}
     found = judged(tmp_path, lambda *_: 0.0, quantity="window", **ratio, holds_if={"at_least": 2})

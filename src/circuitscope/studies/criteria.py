@@ -13,9 +13,9 @@ from circuitscope.studies.bump import BUMPS, bump
 from circuitscope.studies.study import Criterion
 from circuitscope.sweeps.grid import Grid, Trial
 from circuitscope.sweeps.results import DONE, ResultsTable, Row
-from circuitscope.sweeps.windows import Mean, window
+from circuitscope.sweeps.windows import THRESHOLD, Mean, window
 
-WINDOW = "window"
+WINDOW, LACKS_BINDING = "window", "lacks_binding"
 Outcome = Literal["holds", "fails", "open", "not run"]
 
 _RATE = "train.lr"
@@ -101,6 +101,8 @@ class _Quantities:
         if column in BUMPS:
             return bump(column, trial, self.results.curves.get(trial.digest, []))
         row: Row = self.results.rows.get(trial.digest, {})
+        if column == LACKS_BINDING:
+            return _lacks_binding(row, self._number(trial, f"best_test_{trial.config.task.metric}"))
         if row.get("state") == "diverged" and column.endswith(f"_{trial.config.task.metric}"):
             return trial.config.task.worst
         value = row.get(column) if row.get("state") in DONE else None
@@ -127,6 +129,13 @@ class _Quantities:
         if not trials or any(math.isnan(value) for value in values):
             return math.nan
         return window([trial.config.train.lr for trial in trials], values).decades
+
+
+def _lacks_binding(row: Row, accuracy: float) -> float:
+    """1 if a trial that fails lacks the binding step, 0 if it lacks others only; nan if it passes or was not measured."""
+    if not accuracy < THRESHOLD or not row.get("circuit"):
+        return math.nan
+    return float("binding" in str(row.get("missing") or ""))
 
 
 def _above_chance(values: Mapping[Seed, float], trial: Trial, criterion: Criterion) -> dict[Seed, float]:

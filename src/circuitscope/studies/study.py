@@ -7,7 +7,8 @@
       - name: does not pass 1/k
         where: {model.preset: attention}     # the trials that count; a list means any of these values
         quantity: best_test_accuracy         # a column of results.csv; window: decades of learning rate; 1 or 0 by
-                                             # curves.csv: bump, bump_with_accuracy, bump_without_accuracy
+                                             # curves.csv: bump, bump_with_accuracy, bump_without_accuracy; and
+                                             # lacks_binding, of trials below 95% whose circuit was measured
         holds_if: {at_most: 0.02, above: chance}
         seeds: every                         # or how many must agree
         otherwise: not reproduced            # or undecided, where more steps could help
@@ -21,8 +22,8 @@ it holds in every cell. With `rate: best`, the learning rate that is best on val
 `by: ratio` or `by: difference`. With `than_rates: [rates]` and `rate: best`, it is compared with what the best of those
 rates alone gives, so that a criterion can say what a finer grid of rates gains.
 
-The laptop scale of a study is the grid in its folder, or in the folder that a criterion names with `grid`; the paper
-scale is the same below the folder `paper`.
+The laptop scale of a study is the grid in its folder, or in the folder that a criterion names with `grid`, which may be
+that of another study (`grid: ../lr_windows`); the paper scale is the same below the folder `paper`.
 """
 
 from dataclasses import dataclass
