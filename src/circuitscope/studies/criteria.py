@@ -132,7 +132,7 @@ class _Quantities:
 
 
 def _lacks_binding(row: Row, accuracy: float) -> float:
-    """1 if a trial that fails lacks the binding step, 0 if it lacks others only; nan if it passes or was not measured."""
+    """1 if a trial that fails lacks the binding step, 0 if only others; nan if it passes or was not measured."""
     if not accuracy < THRESHOLD or not row.get("circuit"):
         return math.nan
     return float("binding" in str(row.get("missing") or ""))
