@@ -109,8 +109,8 @@ def machine() -> str:
 def report(parts: dict[str, Any]) -> str:
     """The whole of results.md."""
     head = (
-        "# Benchmarks\n\nMade by `make bench`, or one part by `python -m benchmarks --only NAME`. The two sides of a row"
-        " take turns in one run. Ratios are medians over rounds, with quartiles; times are medians."
+        "# Benchmarks\n\nMade by `make bench`, or one part by `python -m benchmarks --only NAME`. The two sides of a"
+        " row take turns in one run. Ratios are medians over rounds, with quartiles; times are medians."
     )
     return "\n\n".join([head, *(_part(name, part) for name, part in parts.items())])
 
