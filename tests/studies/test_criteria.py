@@ -161,6 +161,18 @@ def test_a_trial_that_fails_may_lack_binding_and_one_that_passes_says_nothing(tm
     assert list(by_rate.values()) == ["holds", "fails", "not run", "not run"]
 
 
+def test_a_trial_that_never_gets_there_takes_infinitely_many_steps(tmp_path):
+    def row(preset, _rate, seed):
+        return {} if preset == "attention" or seed == 3 else {"step_90": 400 + seed}
+
+    ratio = {"where": {"model.preset": "mamba"}, "than": {"model.preset": "attention"}, "by": "ratio"}
+    found = judged(tmp_path, row, quantity="step_90", **ratio, holds_if={"at_most": 0.99}, seeds=2)
+    values = list(found.cells[0].values.values())
+    assert values[:2] == [0.0, 0.0]
+    assert math.isnan(values[2])
+    assert found.outcome == "holds"
+
+
 def test_a_ratio_of_nothing_to_nothing_is_not_known(tmp_path):
     ratio = {"where": {"model.preset": "attention"}, "than": {"model.preset": "mamba"}, "by": "ratio"}
     found = judged(tmp_path, lambda *_: 0.0, quantity="window", **ratio, holds_if={"at_least": 2})

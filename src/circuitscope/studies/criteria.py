@@ -105,8 +105,12 @@ class _Quantities:
             return _lacks_binding(row, self._number(trial, f"best_test_{trial.config.task.metric}"))
         if row.get("state") == "diverged" and column.endswith(f"_{trial.config.task.metric}"):
             return trial.config.task.worst
-        value = row.get(column) if row.get("state") in DONE else None
-        return float(value) if isinstance(value, int | float) else math.nan
+        if row.get("state") not in DONE:
+            return math.nan
+        value = row.get(column)
+        if isinstance(value, int | float):
+            return float(value)
+        return math.inf if column.startswith("step_") else math.nan  # it never got that far
 
     def _single(self, trials: list[Trial]) -> float:
         return self._number(trials[0], self.criterion.quantity) if trials else math.nan
@@ -165,6 +169,7 @@ def _compared(values: Mapping[Seed, float], others: Mapping[Seed, float], by: st
 
 
 def _ratio(value: float, other: float) -> float:
+    """A ratio; inf / inf and 0 / 0 are nan."""
     if other:
         return value / other
     return math.inf if value > 0 else math.nan
