@@ -48,7 +48,8 @@ def test_decay(model):
 
 def test_causal(model):
     rows = causal_rows(model, DATA.own)
-    assert {row["layer"] for row in rows if row["intervention"].startswith("mean ablation")} == set(range(len(model.layers)))
+    ablated = {row["layer"] for row in rows if row["intervention"].startswith("mean ablation")}
+    assert ablated == set(range(len(model.layers)))
     assert all(math.isfinite(row["value"]) for row in rows if row["unit"] != "effect")  # no effect of equal answers
     cut = {row["layer"] for row in rows if row["intervention"] == "knockout in Φ"}
     assert cut == {i for i, block in enumerate(model.layers) if hasattr(block.mixer, "hook_phi")}
