@@ -5,10 +5,11 @@ import os
 import pytest
 import torch
 
+from circuitscope.devices import choose_device
 from circuitscope.errors import UserError
 from circuitscope.memory import out_of_memory_in_words
 from circuitscope.training import matrix_unit
-from circuitscope.training.device import choose_device, precision_on, set_up
+from circuitscope.training.device import precision_on, set_up
 from tiny_run import tiny
 
 

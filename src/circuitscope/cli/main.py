@@ -112,7 +112,7 @@ def _run() -> int:
     wants_help = args in (["--help"], ["-h"])
     warnings.showwarning = _print_warning
     try:
-        code = app(args=[] if wants_help else args, standalone_mode=False)
+        code = app(args=[] if wants_help else args, prog_name="circuitscope", standalone_mode=False)
         if code == interrupts.CODE:  # so Typer answers Ctrl-C
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
