@@ -27,7 +27,9 @@ from circuitscope.analysis.probes.targets import ProbeExamples
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.rows import score_rows
+from circuitscope.tasks import TASKS
 from circuitscope.tasks.generated import generated_answers
+from circuitscope.tasks.ginc import SHOTS
 from second_device import OnSecond, second_device
 
 
@@ -251,3 +253,30 @@ def test_a_transfer_uses_nothing_after_an_error():
     with second_device(), pytest.raises(ZeroDivisionError):
         fails()
     assert not used
+
+
+# How often the measures of a task cross over; each pass of the model ends in one transfer.
+PASSES = {"copy": 2, "chain_of_thought": 2, "ginc": 1 + len(SHOTS)}
+
+
+@pytest.mark.parametrize("name", cs.tasks.names())
+def test_every_task_computes_its_loss_and_its_measures_where_the_model_is(name, monkeypatch):
+    """Also the metric that a row of training logs, which crosses over with the rest of the row."""
+    monkeypatch.setattr(devices, "WITHOUT_FLOAT64", {*devices.WITHOUT_FLOAT64, "second"})
+    task = cs.task(name, **TASKS[name].small)
+    batch = task.batch(0, size=4, split="test")
+    here, there = (cs.model("attention", d_model=16, n_heads=2, **task.needs()).eval() for _ in range(2))
+    expected = task.measures(here, batch)
+    with second_device(float64=False) as crossed:
+        there, moved = there.to("second"), batch.to("second")
+        crossed.reset()
+        loss, metric = task.loss(there, moved)
+        loss.backward()
+        metric()
+        assert crossed.total == 0
+        found = task.measures(there, batch)
+        assert not crossed.waits
+        assert crossed.to_cpu <= PASSES.get(name, 1)
+    assert found.keys() == expected.keys()
+    for measure, theirs in expected.items():
+        assert close(found[measure].mean(), theirs.mean()), measure
