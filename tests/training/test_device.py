@@ -26,6 +26,14 @@ def test_on_a_gpu_only_deterministic_asks_for_errors(asked, mode):
     assert torch.get_deterministic_debug_mode() == 0
 
 
+def test_float32_is_whole_while_a_run_trains():
+    """cuDNN computes an LSTM in TF32 by itself."""
+    before = torch.backends.cudnn.rnn.fp32_precision
+    with set_up(torch.device("cpu"), tiny().train):
+        assert torch.backends.cudnn.rnn.fp32_precision == "ieee"
+    assert torch.backends.cudnn.rnn.fp32_precision == before
+
+
 def test_deterministic_changes_no_digest():
     assert tiny(deterministic=True).digest == tiny().digest
 
