@@ -168,14 +168,28 @@ def test_extremes_of_the_scan_and_of_phi(delta, rate):
     agree(selective_scan_phi.phi, selective_scan_phi_reference, [dt, A, B, C, D], tolerance=2e-5)
 
 
-def test_views_give_the_same_bits_as_copies():
-    for function, args in (
+def differentiable():
+    """Every function with gradients, with small inputs."""
+    return (
         (selective_scan.scan, scan_inputs(2, 5, 3, 2)),
         (selective_scan_phi.phi, scan_inputs(2, 5, 3, 2)[1:6]),
         (wkv.wkv, wkv_inputs(2, 5, 3)),
         (scans.delta_scan, delta_inputs(2, 4, 3, 2, 5)),
         (scans.linear_scan, [draw(0, 2, 5, 3), draw(1, 2, 5, 3)]),
-    ):
+    )
+
+
+def test_autocast_to_bfloat16_rounds_nothing_inside():
+    for function, args in differentiable():
+        args = [a.float().to(DEVICE) for a in args]
+        with torch.autocast(DEVICE, torch.bfloat16):
+            rounded = with_gradients(function, args)
+        for a, b in zip(rounded, with_gradients(function, args), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_views_give_the_same_bits_as_copies():
+    for function, args in differentiable():
         args = [a.float().to(DEVICE) for a in args]
         views = [a.mT.contiguous().mT if a.ndim > 1 else torch.stack([a, a], 1)[:, 0] for a in args]
         assert not any(view.is_contiguous() for view in views)

@@ -171,10 +171,12 @@ class _Phi(torch.autograd.Function):
             SOURCES=block,
             STATES=power_of_two(states),
         )
+        with torch.autocast(grad.device.type, enabled=False):  # which would round both products
+            gdt_j, gB = torch.einsum("bejn,bjn->bje", gu, B), torch.einsum("bejn,bje->bjn", gu, dt)
         return (
-            gdt.sum(0).mT + torch.einsum("bejn,bjn->bje", gu, B),
+            gdt.sum(0).mT + gdt_j,
             gA.sum((0, 1)),
-            torch.einsum("bejn,bje->bjn", gu, dt),
+            gB,
             gC.sum((0, 2)),
             grad.diagonal(dim1=-2, dim2=-1).sum((0, 2)) if ctx.has_D else None,
         )
