@@ -47,7 +47,7 @@ def doctor(
     chosen = choose_device(device)
     precision = precision_on(chosen, "auto")
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    console.print(_versions(chosen))
+    console.print(_versions(chosen), soft_wrap=True)
     console.print(f"device: {chosen.type}, where training computes in {precision} by default")
     if chosen.type == "cpu" and (said := in_words()):
         console.print(said)
