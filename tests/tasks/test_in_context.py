@@ -358,6 +358,7 @@ def test_a_curriculum_grows_with_the_step_and_leaves_held_out_examples_alone():
     ("name", "options", "said"),
     [
         ("sparse_linear", {"dims": 2}, "nonzero must be at most dims = 2, got 3"),
+        ("orthogonal_outlier", {"dims": 1}, "dims must be at least 2, or nothing but 0 is orthogonal to w, got 1"),
         ("sparse_parity", {"dims": 3, "factors": 4}, "factors must be at most dims = 3, got 4"),
         ("vector_mqar", {"pairs": 4, "queries": 5}, "queries must be at most pairs = 4, got 5"),
         ("linear_regression", {"first_dims": 21, "curriculum": 5}, "first_dims must be at most dims = 20, got 21"),
