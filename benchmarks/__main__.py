@@ -1,12 +1,19 @@
-"""`python -m benchmarks`: runs the benchmarks, prints the table, and after a full run writes results.md."""
+"""`python -m benchmarks`: runs the benchmarks, prints their tables and keeps them in results.md.
+
+Each benchmark has a part of results.md, with the date and the machine, which is written as soon as it is done. With
+`--only` the other parts stay as they are; results.json holds what they were made from.
+"""
 
 import argparse
+import json
 import os
 import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,26 +59,37 @@ _BENCHMARKS: dict[str, Callable[[bool], Section]] = {
     "busy": busy_cores.measure,
     "sweeps": sweeps.measure,
 }
-_RESULTS = Path(__file__).with_name("results.md")
+_RESULTS = Path(__file__).with_name("results.json")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", help=f"some of {','.join(_BENCHMARKS)}; prints them, writes no file")
+    parser.add_argument("--only", help=f"some of {','.join(_BENCHMARKS)}; the others keep what they measured before")
     parser.add_argument("--quick", action="store_true", help="check that all runs; its numbers mean nothing, no file")
     options = parser.parse_args(arguments)
     chosen = options.only.split(",") if options.only else list(_BENCHMARKS)
     if wrong := [name for name in chosen if name not in _BENCHMARKS]:
         parser.error(f"no benchmark {', '.join(wrong)}; there are: {', '.join(_BENCHMARKS)}")
-    facts = machine()
-    sections = []
     for name in chosen:
         print(f"{name} …", file=sys.stderr, flush=True)
-        sections.append(_BENCHMARKS[name](options.quick))
-    text = report(facts, sections)
-    print(text)
-    if not options.quick and not options.only:
-        _RESULTS.write_text(text + "\n", encoding="utf-8")
+        part = {"measured": machine(), **asdict(_BENCHMARKS[name](options.quick))}
+        print(_part(name, part) + "\n", flush=True)
+        if not options.quick:
+            keep(name, part)
+
+
+def keep(name: str, part: dict[str, Any], file: Path = _RESULTS) -> None:
+    """Puts what a benchmark measured into results.json, and writes results.md anew."""
+    parts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    parts = {one: part if one == name else parts.get(one) for one in _BENCHMARKS}
+    parts = {one: found for one, found in parts.items() if found}
+    for path, text in (
+        (file, json.dumps(parts, indent=1, ensure_ascii=False)),
+        (file.with_suffix(".md"), report(parts)),
+    ):
+        new = path.with_name(path.name + ".new")
+        new.write_text(text + "\n", encoding="utf-8")
+        new.replace(path)
 
 
 def machine() -> str:
@@ -88,13 +106,20 @@ def machine() -> str:
     return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
-def report(facts: str, sections: Sequence[Section]) -> str:
+def report(parts: dict[str, Any]) -> str:
     """The whole of results.md."""
-    parts = ["# Benchmarks", f"Made by `make bench`. {facts}."]
-    if rows := [row for section in sections for row in section.rows]:
-        parts += [_table(rows), _legend(rows)]
-    parts += [section.text for section in sections if section.text]
-    return "\n\n".join(parts)
+    head = (
+        "# Benchmarks\n\nMade by `make bench`, or one part by `python -m benchmarks --only NAME`. The two sides of a"
+        " row take turns in one run. Ratios are medians over rounds, with quartiles; times are medians."
+    )
+    return "\n\n".join([head, *(_part(name, part) for name, part in parts.items())])
+
+
+def _part(name: str, part: dict[str, Any]) -> str:
+    rows = [Row(**row) for row in part["rows"]]
+    table = [_table(rows), _legend(rows)] if rows else []
+    texts = [f"## {name}", f"Measured: {part['measured']}.", *table, part["text"]]
+    return "\n\n".join(text for text in texts if text)
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -104,14 +129,12 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _legend(rows: Sequence[Row]) -> str:
-    """How to read the table, then each note once with the rows it is for."""
-    lines = ["The two sides take turns in one run. Ratios are medians over rounds, with quartiles; times are medians."]
+    """Each note once, with the rows it is for."""
     notes: dict[str, list[str]] = {}
     for row in rows:
         if row.note:
             notes.setdefault(row.note, []).append(row.name)
-    lines += [f"- {'; '.join(names)}: {note.rstrip('.')}." for note, names in notes.items()]
-    return "\n\n".join([lines[0], "\n".join(lines[1:])]) if notes else lines[0]
+    return "\n".join(f"- {'; '.join(names)}: {note.rstrip('.')}." for note, names in notes.items())
 
 
 if __name__ == "__main__":

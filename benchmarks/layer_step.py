@@ -26,7 +26,7 @@ _NOTE = (
     " of attention against itself shows how much is chance"
 )
 _MEMORY = (
-    f"## Memory of a step ({_SHAPE})\n\nPeak resident memory that one step adds to the memory between steps (which"
+    f"### Memory of a step ({_SHAPE})\n\nPeak resident memory that one step adds to the memory between steps (which"
     " holds weights and optimizer state), measured after three other steps in a child process that maps every block of"
     " 64 kB or more by itself, so that only memory in use counts. A run keeps more, by its own malloc settings."
 )

@@ -35,7 +35,7 @@ def measure(quick: bool) -> Section:
 
 
 def _title(shape: Shape, steps: int) -> str:
-    return f"## Where the time of our step goes ({shape})\n\nWall time in `Trainer.update` over {steps} steps."
+    return f"### Where the time of our step goes ({shape})\n\nWall time in `Trainer.update` over {steps} steps."
 
 
 def section_seconds(trainer: Trainer, steps: int) -> dict[str, list[float]]:

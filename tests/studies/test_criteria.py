@@ -122,7 +122,58 @@ def test_windows_are_compared_seed_by_seed(tmp_path):
     assert cell.outcome == "holds"
 
 
-def test_a_ratio_to_nothing_is_not_known(tmp_path):
+def test_something_is_infinitely_more_than_nothing(tmp_path):
+    def accuracy(preset, rate, seed):
+        return 0.99 if (preset, rate) == ("attention", RATES[1]) or seed == 2 else 0.1
+
+    ratio = {"where": {"model.preset": "attention"}, "than": {"model.preset": "mamba"}, "by": "ratio"}
+    found = judged(tmp_path, accuracy, quantity="window", **ratio, holds_if={"at_least": 1})
+    assert sorted(found.cells[0].values.values()) == [1.0, math.inf, math.inf]
+    assert found.outcome == "holds"
+    assert math.isinf(found.cells[0].mean.value)
+
+
+def test_what_a_finer_grid_of_rates_gains(tmp_path):
+    """The rate is chosen on validation in both grids; only the finer one holds the rate that works."""
+
+    def accuracy(preset, rate, seed):
+        works = {"attention": (RATES[0], RATES[1]), "mamba": (RATES[1],)}[preset]
+        return 0.9 + 0.01 * seed if rate in works else 0.1
+
+    criterion = {"rate": "best", "than_rates": [RATES[0], RATES[2]], "holds_if": {"at_least": 0.1}}
+    found = judged(tmp_path, accuracy, **criterion)
+    assert outcomes(found) == {"preset attention": "fails", "preset mamba": "holds"}
+    (gained,) = [cell for cell in found.cells if cell.label == "preset mamba"]
+    assert sorted(gained.values.values()) == pytest.approx([0.81, 0.82, 0.83])
+    with pytest.raises(UserError, match=r"has no rate 0\.5"):
+        judged(tmp_path, accuracy, **{**criterion, "than_rates": [0.5]})
+
+
+def test_a_trial_that_fails_may_lack_binding_and_one_that_passes_says_nothing(tmp_path):
+    missing = {RATES[0]: "values, binding and recall", RATES[1]: "recall", RATES[2]: None, RATES[3]: "binding"}
+
+    def row(_preset, rate, _seed):
+        passes = rate in RATES[2:]
+        return {"best_test_accuracy": 0.99 if passes else 0.2, "circuit": "not found", "missing": missing[rate]}
+
+    found = judged(tmp_path, row, quantity="lacks_binding", holds_if={"at_least": 1})
+    by_rate = {cell.label.rpartition(" ")[2]: cell.outcome for cell in found.cells if "mamba" in cell.label}
+    assert list(by_rate.values()) == ["holds", "fails", "not run", "not run"]
+
+
+def test_a_trial_that_never_gets_there_takes_infinitely_many_steps(tmp_path):
+    def row(preset, _rate, seed):
+        return {} if preset == "attention" or seed == 3 else {"step_90": 400 + seed}
+
+    ratio = {"where": {"model.preset": "mamba"}, "than": {"model.preset": "attention"}, "by": "ratio"}
+    found = judged(tmp_path, row, quantity="step_90", **ratio, holds_if={"at_most": 0.99}, seeds=2)
+    values = list(found.cells[0].values.values())
+    assert values[:2] == [0.0, 0.0]
+    assert math.isnan(values[2])
+    assert found.outcome == "holds"
+
+
+def test_a_ratio_of_nothing_to_nothing_is_not_known(tmp_path):
     ratio = {"where": {"model.preset": "attention"}, "than": {"model.preset": "mamba"}, "by": "ratio"}
     found = judged(tmp_path, lambda *_: 0.0, quantity="window", **ratio, holds_if={"at_least": 2})
     assert all(math.isnan(value) for value in found.cells[0].values.values())
@@ -143,7 +194,7 @@ def test_what_no_table_can_answer_is_refused_in_one_line(tmp_path, criterion, sa
         judged(tmp_path, lambda *_: 0.5, **criterion, holds_if={"at_least": 0.95})
 
 
-def test_a_bump_without_accuracy_is_read_off_the_curves(tmp_path):
+def test_a_bump_with_or_without_accuracy_is_read_off_the_curves(tmp_path):
     """The loss falls in a step in both presets; the accuracy passes 1/k in one of them only."""
 
     def row(trial):
@@ -158,6 +209,13 @@ def test_a_bump_without_accuracy_is_read_off_the_curves(tmp_path):
         points = zip(steps.tolist(), (4 - 3 * turn + noise).tolist(), (top * turn).tolist(), strict=True)
         curve = [{"step": step, "loss": loss, "accuracy": accuracy} for step, loss, accuracy in points]
         sweep.results.add(sweep.results.rows[trial.digest], curve, write=False)
-    criterion = {"name": "it", "quantity": "bump_without_accuracy", "holds_if": {"at_least": 1}, "seeds": 2}
-    found = judge(Criterion.model_validate(criterion), sweep.grid, sweep.results)
-    assert outcomes(found) == {"preset attention, lr 0.001": "holds", "preset mamba, lr 0.001": "fails"}
+    attention, mamba = "preset attention, lr 0.001", "preset mamba, lr 0.001"
+    expected = {
+        "bump_without_accuracy": {attention: "holds", mamba: "fails"},
+        "bump_with_accuracy": {attention: "fails", mamba: "holds"},
+        "bump": {attention: "holds", mamba: "holds"},
+    }
+    for quantity, cells in expected.items():
+        criterion = {"name": "it", "quantity": quantity, "holds_if": {"at_least": 1}, "seeds": 2}
+        found = judge(Criterion.model_validate(criterion), sweep.grid, sweep.results)
+        assert outcomes(found) == cells

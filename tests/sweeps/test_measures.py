@@ -39,6 +39,9 @@ def test_every_measure_gives_a_row_for_models_with_and_without_phi(preset, tmp_p
     assert row["circuit"] in ("found", "not found") or "no circuit" in row["circuit"]
     if preset == "mamba":
         assert row["time_constant_L0"] > 0
+        assert 0 < row["transition_L0"] < 1
+        assert 0 < row["transition_start_L0"] < 1
+        assert row["transition_L0"] != row["transition_start_L0"]
         assert row["binding_place"].startswith("L0")
         assert row["missing"] == "values, binding and recall"  # after eight steps there is nothing yet
         assert {"grad_norm/ssm.A_log", "grad_norm/ssm.dt_proj", "grad_norm/in_proj", "grad_norm/conv"} <= set(row)

@@ -20,7 +20,7 @@ def cells_of(sweep, column=None):
 
 
 @pytest.mark.parametrize(
-    ("passes", "decades", "at_least"),
+    ("values", "decades", "at_least"),
     [
         ([0, 1, 0, 0], 1.0, False),  # one rate: half a decade to either side
         ([0, 1, 1, 0], 2.0, False),
@@ -28,19 +28,20 @@ def cells_of(sweep, column=None):
         ([0, 0, 0, 1], 0.5, True),
         ([1, 1, 1, 1], 3.0, True),
         ([0, 0, 0, 0], 0.0, False),
-        ([1, 0, 1, 0], 1.5, True),  # two stretches add up
+        ([1, 0, 1, 0], 0.5, True),  # two stretches do not add up; of equal rates the smallest is the best
+        ([0.96, 0, 0.97, 0.96], 1.5, True),  # the stretch around the best one counts
     ],
 )
-def test_each_rate_stands_for_half_the_way_to_its_neighbours(passes, decades, at_least):
-    found = window(RATES, [bool(p) for p in passes])
+def test_each_rate_stands_for_half_the_way_to_its_neighbours(values, decades, at_least):
+    found = window(RATES, values)
     assert found.decades == pytest.approx(decades)
     assert found.at_least is at_least
 
 
 def test_rates_may_be_uneven_and_in_any_order_and_one_rate_has_no_window():
-    found = window([1e-1, 1e-4, 1e-3], [False, False, True])  # neighbours one and two decades away
+    found = window([1e-1, 1e-4, 1e-3], [0.2, 0.3, 0.99])  # neighbours one and two decades away
     assert found.decades == pytest.approx(1.5)
-    assert math.isnan(window([1e-3], [True]).decades)
+    assert math.isnan(window([1e-3], [1.0]).decades)
 
 
 def test_an_interval_over_seeds_is_students_and_one_seed_has_none():

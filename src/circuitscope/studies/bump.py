@@ -8,14 +8,19 @@ import numpy as np
 from circuitscope.sweeps.grid import Trial
 from circuitscope.sweeps.results import Row
 
-BUMP_WITHOUT_ACCURACY = "bump_without_accuracy"
+WITH, WITHOUT = "bump with accuracy", "bump without accuracy"
+BUMPS = {  # by quantity, the verdicts on a loss that count
+    "bump": (WITH, WITHOUT),
+    "bump_with_accuracy": (WITH,),
+    "bump_without_accuracy": (WITHOUT,),
+}
 
 
-def bump_without_accuracy(trial: Trial, curve: Sequence[Row]) -> float:
-    """1 if the validation loss has a bump that brings no accuracy, 0 if not, nan where that cannot be judged.
+def bump(quantity: str, trial: Trial, curve: Sequence[Row]) -> float:
+    """1 if the validation loss has a bump of this kind, 0 if not, nan where that cannot be judged.
 
-    docs/phases.md says what a bump is. "Not judged" (too few points, or a fall that is too early or too late to tell)
-    is nan.
+    docs/phases.md says what a bump is, and when it comes with accuracy. "Not judged" (too few points, or a fall that is
+    too early or too late to tell) is nan.
     """
     from circuitscope.analysis.phases.detection import transitions
     from circuitscope.analysis.phases.verdict import verdict
@@ -28,4 +33,4 @@ def bump_without_accuracy(trial: Trial, curve: Sequence[Row]) -> float:
     steps, loss, metric = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     clock = learning_time(steps.tolist(), trial.config.train)
     found = verdict(steps, loss, metric, task.chance or 0.0, found=transitions(steps, loss, clock=clock))
-    return math.nan if found.kind == "not judged" else float(found.kind == "bump without accuracy")
+    return math.nan if found.kind == "not judged" else float(found.kind in BUMPS[quantity])

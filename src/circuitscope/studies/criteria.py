@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from circuitscope.errors import UserError, shown, unknown
-from circuitscope.studies.bump import BUMP_WITHOUT_ACCURACY, bump_without_accuracy
+from circuitscope.studies.bump import BUMPS, bump
 from circuitscope.studies.study import Criterion
 from circuitscope.sweeps.grid import Grid, Trial
 from circuitscope.sweeps.results import DONE, ResultsTable, Row
 from circuitscope.sweeps.windows import THRESHOLD, Mean, window
 
-WINDOW = "window"
+WINDOW, LACKS_BINDING = "window", "lacks_binding"
 Outcome = Literal["holds", "fails", "open", "not run"]
 
 _RATE = "train.lr"
@@ -75,6 +75,9 @@ def judge(criterion: Criterion, grid: Grid, results: ResultsTable) -> Judged:
             if other is None:
                 raise UserError(f"criterion {criterion.name!r}: {_label(place)} has no trial with {criterion.than}")
             values = _compared(values, known.of(other, seeds), criterion.by)
+        elif criterion.than_rates:
+            fewer = [trial for trial in trials if trial.config.train.lr in criterion.than_rates]
+            values = _compared(values, known.of(fewer, seeds), criterion.by)
         elif criterion.holds_if.above:
             values = _above_chance(values, trials[0], criterion)
         cells.append(Cell(_label(place), values, _outcome(criterion, values)))
@@ -95,13 +98,19 @@ class _Quantities:
         return {seed: self._single([t for t in trials if _seed(t) == seed]) for seed in seeds}
 
     def _number(self, trial: Trial, column: str) -> float:
-        if column == BUMP_WITHOUT_ACCURACY:
-            return bump_without_accuracy(trial, self.results.curves.get(trial.digest, []))
+        if column in BUMPS:
+            return bump(column, trial, self.results.curves.get(trial.digest, []))
         row: Row = self.results.rows.get(trial.digest, {})
+        if column == LACKS_BINDING:
+            return _lacks_binding(row, self._number(trial, f"best_test_{trial.config.task.metric}"))
         if row.get("state") == "diverged" and column.endswith(f"_{trial.config.task.metric}"):
             return trial.config.task.worst
-        value = row.get(column) if row.get("state") in DONE else None
-        return float(value) if isinstance(value, int | float) else math.nan
+        if row.get("state") not in DONE:
+            return math.nan
+        value = row.get(column)
+        if isinstance(value, int | float):
+            return float(value)
+        return math.inf if column.startswith("step_") else math.nan  # it never got that far
 
     def _single(self, trials: list[Trial]) -> float:
         return self._number(trials[0], self.criterion.quantity) if trials else math.nan
@@ -123,7 +132,14 @@ class _Quantities:
         values = [self._number(trial, f"best_test_{trial.config.task.metric}") for trial in trials]
         if not trials or any(math.isnan(value) for value in values):
             return math.nan
-        return window([trial.config.train.lr for trial in trials], [value >= THRESHOLD for value in values]).decades
+        return window([trial.config.train.lr for trial in trials], values).decades
+
+
+def _lacks_binding(row: Row, accuracy: float) -> float:
+    """1 if a trial that fails lacks the binding step, 0 if only others; nan if it passes or was not measured."""
+    if not accuracy < THRESHOLD or not row.get("circuit"):
+        return math.nan
+    return float("binding" in str(row.get("missing") or ""))
 
 
 def _above_chance(values: Mapping[Seed, float], trial: Trial, criterion: Criterion) -> dict[Seed, float]:
@@ -146,10 +162,17 @@ def _outcome(criterion: Criterion, values: Mapping[Seed, float]) -> Outcome:
 
 
 def _compared(values: Mapping[Seed, float], others: Mapping[Seed, float], by: str) -> dict[Seed, float]:
-    """Ratio or difference seed by seed; a ratio to nothing is not known."""
+    """Ratio or difference seed by seed; something is infinitely more than nothing, and 0 to 0 is not known."""
     if by == "difference":
         return {seed: value - others[seed] for seed, value in values.items()}
-    return {seed: value / others[seed] if others[seed] else math.nan for seed, value in values.items()}
+    return {seed: _ratio(value, others[seed]) for seed, value in values.items()}
+
+
+def _ratio(value: float, other: float) -> float:
+    """A ratio; inf / inf and 0 / 0 are nan."""
+    if other:
+        return value / other
+    return math.inf if value > 0 else math.nan
 
 
 def _check(criterion: Criterion, grid: Grid) -> None:
@@ -158,6 +181,10 @@ def _check(criterion: Criterion, grid: Grid) -> None:
             raise unknown(f"axis in criterion {criterion.name!r}", path, grid.axes)
     if criterion.rate == "best" and _RATE not in grid.axes:
         raise UserError(f"criterion {criterion.name!r}: rate: best needs the axis {_RATE} in {grid.name}")
+    rates = {trial.config.train.lr for trial in grid.trials}
+    for rate in criterion.than_rates:
+        if rate not in rates:
+            raise UserError(f"criterion {criterion.name!r}: than_rates: {grid.name} has no rate {rate:g}")
     count = len({_seed(trial) for trial in grid.trials})
     if isinstance(criterion.seeds, int) and not 1 <= criterion.seeds <= count:
         raise UserError(f"criterion {criterion.name!r}: seeds: {criterion.seeds}, and {grid.name} has {count}")

@@ -6,8 +6,9 @@
     criteria:                                # all must hold
       - name: does not pass 1/k
         where: {model.preset: attention}     # the trials that count; a list means any of these values
-        quantity: best_test_accuracy         # a column of results.csv; window: decades of learning rate;
-                                             # bump_without_accuracy: 1 where curves.csv shows one, else 0
+        quantity: best_test_accuracy         # a column of results.csv; window: decades of learning rate; 1 or 0 by
+                                             # curves.csv: bump, bump_with_accuracy, bump_without_accuracy; and
+                                             # lacks_binding, of trials below 95% whose circuit was measured
         holds_if: {at_most: 0.02, above: chance}
         seeds: every                         # or how many must agree
         otherwise: not reproduced            # or undecided, where more steps could help
@@ -18,10 +19,11 @@
 Every combination of the axes that `where` leaves open, except the seeds, is a cell of its own, and a criterion holds if
 it holds in every cell. With `rate: best`, the learning rate that is best on validation stands for its cell. With
 `than: {axis: value}`, the quantity is compared, seed by seed, with that of the same cell at another value of the axis,
-`by: ratio` or `by: difference`.
+`by: ratio` or `by: difference`. With `than_rates: [rates]` and `rate: best`, it is compared with what the best of those
+rates alone gives, so that a criterion can say what a finer grid of rates gains.
 
-The laptop scale of a study is the grid in its folder, or in the folder that a criterion names with `grid`; the paper
-scale is the same below the folder `paper`.
+The laptop scale of a study is the grid in its folder, or in the folder that a criterion names with `grid`, which may be
+that of another study (`grid: ../lr_windows`); the paper scale is the same below the folder `paper`.
 """
 
 from dataclasses import dataclass
@@ -89,14 +91,23 @@ class Criterion(Section):
     where: dict[str, Any] = Field(default_factory=dict)
     rate: Literal["each", "best"] = "each"
     than: dict[str, Any] = Field(default_factory=dict)
+    than_rates: list[float] = Field(default_factory=list)
     by: Literal["ratio", "difference"] = "difference"
     seeds: Literal["every"] | int = "every"
     otherwise: Failure = "not reproduced"
 
+    @model_validator(mode="after")
+    def _one_comparison(self) -> "Criterion":
+        if self.than_rates and (self.than or self.rate != "best"):
+            raise ValueError("than_rates needs rate: best, and no than beside it")
+        return self
+
     def words(self) -> str:
         """The criterion in one line."""
         compared = ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in self.than.items())
-        against = f" as a {self.by} to {compared}" if self.than else ""
+        if self.than_rates:
+            compared = f"the best of the rates {', '.join(f'{rate:g}' for rate in self.than_rates)}"
+        against = f" as a {self.by} to {compared}" if compared else ""
         seeds = "every seed" if self.seeds == "every" else f"{self.seeds} seeds"
         chosen = " at the rate chosen on validation" if self.rate == "best" else ""
         return f"{self.quantity}{against} {self.holds_if.words()}{chosen}, {seeds}"

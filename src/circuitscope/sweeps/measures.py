@@ -133,13 +133,21 @@ def _phases(run: Run) -> Row:
 
 
 def _decay(run: Run) -> Row:
-    """κ of Φ and the time constant of the state at the last checkpoint, medians over the heads of each layer."""
+    """κ of Φ, the time constant of the state and what its transition keeps over half of the sequence, at the last
+    checkpoint, the last one also at the first checkpoint; medians over the heads of each layer.
+    """
     from circuitscope.analysis.checkpoints.runner import analysis_table
 
     if why := refusal("decay", run):
         return {"kappa": math.nan, "decay": why}
-    rows = analysis_table(run, "decay", steps=run.steps[-1])
+    first, last = run.steps[0], run.steps[-1]
+    table = analysis_table(run, "decay", steps=sorted({first, last}))
     out: Row = {}
+    half = table[(table.quantity == "transition_rms_median") & (table.lag == run.config.task.max_length // 2)]
+    for step, column in ((first, "transition_start"), (last, "transition")):
+        for row in half[half.step == step].to_dict("records"):
+            out[f"{column}_L{row['layer']}"] = row["value"]
+    rows = table[table.step == last]
     for quantity, column in (("kappa_median", "kappa"), ("kappa_r2_median", "kappa_r2")):
         for row in rows[(rows.quantity == quantity) & (rows.factor == "phi")].to_dict("records"):
             out[f"{column}_L{row['layer']}"] = row["value"]
@@ -175,6 +183,6 @@ def _curvature(run: Run) -> Row:
 MEASURES = {
     "circuit": Measure("whether the binding and the recall step formed, by score and knockout", _circuit),
     "phases": Measure("when loss, accuracy, binding and recall turned, with intervals", _phases),
-    "decay": Measure("decay of Φ with distance, and the time constant of the state", _decay),
+    "decay": Measure("decay of Φ with distance, and what the state's transition keeps", _decay),
     "curvature": Measure("largest eigenvalue of the Hessian, and how close AdamW is to its edge", _curvature),
 }

@@ -1,10 +1,11 @@
 """The learning rate that is chosen on validation, and the window of learning rates under which a model learns.
 
-The window of one seed is the width, in decades, of the rates whose metric is at or above a threshold. A grid knows the
-metric at its rates only, so each rate stands for half the way, in the logarithm, to its neighbours: one passing rate
-among failing ones has a window of one step of the grid, and no window is known to better than a step. Several stretches
-of passing rates add up. The first and the last rate stand for nothing beyond the grid: if one of them passes, the true
-window is at least as wide as the one given. A diverged trial fails. A seed whose trials are not all done has no window.
+The window of one seed is the width, in decades, of the rates around the best one whose metric is at or above a
+threshold, without a gap. A grid knows the metric at its rates only, so each rate stands for half the way, in the
+logarithm, to its neighbours: one passing rate among failing ones has a window of one step of the grid, and no window is
+known to better than a step. A second stretch of passing rates, beyond a rate that fails, does not count. The first and
+the last rate stand for nothing beyond the grid: if the window reaches one of them, the true window is at least as wide
+as the one given. A diverged trial fails. A seed whose trials are not all done has no window.
 
 Intervals are 95% intervals of the mean over seeds, by Student's t; one seed has none. They end where the quantity does:
 no window is below 0 or wider than the grid.
@@ -38,18 +39,29 @@ class Window:
     at_least: bool
 
 
-def window(rates: Sequence[float], passes: Sequence[bool]) -> Window:
-    """The window of one seed, from which of its rates pass; nan if there are fewer than two rates."""
+def window(rates: Sequence[float], values: Sequence[float], threshold: float = THRESHOLD) -> Window:
+    """The window of one seed, from its metric at each rate; nan if there are fewer than two rates.
+
+    Of equally good rates the smallest is the best one.
+    """
     if len(rates) < 2:
         return Window(math.nan, False)
-    pairs = sorted(zip((math.log10(rate) for rate in rates), passes, strict=True))
-    decades = sum((right - left) / 2 * (here + there) for (left, here), (right, there) in pairwise(pairs))
-    return Window(decades, pairs[0][1] or pairs[-1][1])
+    log, value = zip(*sorted(zip((math.log10(rate) for rate in rates), values, strict=True)), strict=True)
+    first = last = value.index(max(value))
+    if value[first] < threshold:
+        return Window(0.0, False)
+    while first > 0 and value[first - 1] >= threshold:
+        first -= 1
+    while last + 1 < len(value) and value[last + 1] >= threshold:
+        last += 1
+    low = log[first] if first == 0 else (log[first - 1] + log[first]) / 2
+    high = log[last] if last + 1 == len(log) else (log[last] + log[last + 1]) / 2
+    return Window(high - low, first == 0 or last + 1 == len(log))
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over seeds with its interval; the ends are nan for fewer than two seeds."""
+    """A mean over seeds with its interval; the ends are nan for fewer than two seeds, and where a value is infinite."""
 
     value: float
     low: float
@@ -62,7 +74,7 @@ class Mean:
         from scipy.special import stdtrit
 
         known = pd.Series(list(values), dtype=float).dropna()
-        if len(known) < 2:
+        if len(known) < 2 or not known.abs().max() < math.inf:
             return Mean(float(known.mean()), math.nan, math.nan, len(known))
         reach = float(stdtrit(len(known) - 1, (1 + _CONFIDENCE) / 2) * known.sem())
         value = float(known.mean())
@@ -152,7 +164,7 @@ def _windows(cells: Cells, trials: pd.DataFrame, threshold: float) -> pd.DataFra
         if not cells.larger_is_better:
             return
         complete = [seed for _, seed in cell.groupby("seed", sort=False) if seed["value"].notna().all()]
-        several = [window(list(seed["x"]), [bool(v >= threshold) for v in seed["value"]]) for seed in complete]
+        several = [window(list(seed["x"]), list(seed["value"]), threshold) for seed in complete]
         several = [one for one in several if not math.isnan(one.decades)]
         if several:
             logs = sorted({math.log10(x) for x in cell["x"]})
