@@ -31,10 +31,12 @@ class StackedMQAR(Recall):
     about_roles: ClassVar = {Role.PAIR: "a key and its value in one token, shown as key:value"}
     recipe: ClassVar = {
         "task.examples": None,
+        "task.length": 12,
+        "model.n_layers": 1,
         "train.lr": 3e-3,
         "train.weight_decay": 0.1,
         "train.schedule": "cosine",
-        "train.steps": 1000,
+        "train.steps": 600,
     }
 
     name: Literal["stacked_mqar"] = "stacked_mqar"

@@ -47,7 +47,8 @@ class VectorMQAR(VectorTask):
         "train.weight_decay": 0.0,
         "train.schedule": "cosine",
         "train.warmup_steps": 100,
-        "train.steps": 1500,
+        "train.steps": 1200,
+        "model.d_model": 32,
     }
 
     name: Literal["vector_mqar"] = "vector_mqar"
