@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from circuitscope.api import resume as resume
     from circuitscope.api import train as train
     from circuitscope.config import RunConfig as RunConfig
+    from circuitscope.devices import reading_on as reading_on
     from circuitscope.errors import RunFailed as RunFailed
     from circuitscope.errors import UserError as UserError
     from circuitscope.models import model as model
@@ -57,6 +58,7 @@ _PUBLIC = {
     "probe": "analysis.probes.over_run",
     "phi": "analysis.reading.mixing_matrix",
     "phi_chunks": "analysis.reading.mixing_matrix",
+    "reading_on": "devices",
     "report": "viz.report",
     "resume": "api",
     "task": "tasks",

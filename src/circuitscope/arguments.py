@@ -49,7 +49,7 @@ def _watched(found: Iterator[Any], function: Any, args: Any, kwargs: Any) -> Ite
 
 def _explain(function: Any, args: Any, kwargs: Any, error: Exception) -> None:
     """Raises a UserError if an argument has another type than annotated, or a RunFailed if memory ran out."""
-    from circuitscope.memory import out_of_memory_in_words, ran_out  # which imports torch
+    from circuitscope.memory import on_gpu, out_of_memory_in_words, ran_out  # which imports torch
 
     try:
         given = inspect.signature(function).bind(*args, **kwargs).arguments
@@ -63,7 +63,8 @@ def _explain(function: Any, args: Any, kwargs: Any, error: Exception) -> None:
         raise UserError(f"{function.__name__}: {name} must be {_in_words(hint)}, got {described(value)}") from error
     if ran_out(error):
         why = out_of_memory_in_words(error)
-        raise RunFailed(f"{function.__name__}: out of memory; use fewer or shorter sequences ({why})") from error
+        less = "use fewer or shorter sequences" + (", or read on the CPU" if on_gpu(error) else "")
+        raise RunFailed(f"{function.__name__}: out of memory; {less} ({why})") from error
 
 
 def _fits(value: Any, hint: Any) -> bool:

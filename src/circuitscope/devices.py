@@ -1,18 +1,89 @@
-"""What differs from device to device: the widest numbers it has, and how values come from it to the CPU.
+"""What differs from device to device: its name, the widest numbers it has, and how values come from it to the CPU.
+
+`reading_on` says where models are loaded to be read; without it that is the CPU.
 
 On a GPU every transfer waits until all that was asked of the GPU is done. Code that reads a model therefore computes
 everything of a batch where the model is and brings it to the CPU by one call of `on_cpu`. Where several functions read
 the same batch, they hand their numbers to one `Transfer`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
+from typing import Any
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from circuitscope.errors import UserError, unknown
+
+_CPU = torch.device("cpu")
+_reading: ContextVar[torch.device] = ContextVar("where models are loaded to be read", default=_CPU)
 WITHOUT_FLOAT64 = {"mps"}  # types of devices that have nothing wider than float32
+
+
+def choose_device(name: str, order: Sequence[str] = ("cuda", "mps", "cpu")) -> torch.device:
+    """The device of that name; `auto` is the first of `order` that is available."""
+    have = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return torch.device(next(d for d in order if have[d]))
+    if name not in have:
+        raise unknown("device", name, ["auto", *have])
+    if not have[name]:
+        present = ", ".join(d for d, there in have.items() if there)
+        raise UserError(f"device '{name}' is not available; this machine has: {present}")
+    return torch.device(name)
+
+
+@contextmanager
+def reading_on(device: torch.device | str = "auto") -> Iterator[torch.device]:
+    """Inside, models are loaded onto this device to be read, so `analyze`, `probe` and others compute there.
+
+        with circuitscope.reading_on("cuda"):
+            table = circuitscope.analyze("runs/NAME")
+
+    Numbers agree with those of the CPU up to rounding: everything is computed in the format of the weights, float32.
+    A table that is kept records where each checkpoint was read.
+
+    Args:
+        device: a device, or its name; "auto" is CUDA if available, otherwise the CPU. Apple's GPU has to be asked for.
+    """
+    chosen = choose_device(device, ("cuda", "cpu")) if isinstance(device, str) else device
+    before = _reading.set(chosen)
+    try:
+        with whole_float32():
+            yield chosen
+    finally:
+        _reading.reset(before)
+
+
+def reading_device() -> torch.device:
+    """Where models are loaded to be read."""
+    return _reading.get()
+
+
+@contextmanager
+def whole_float32() -> Iterator[None]:
+    """Inside, cuDNN multiplies float32 as float32; by itself it drops 13 bits in LSTMs and convs (TF32)."""
+    cudnn: Any = torch.backends.cudnn
+    if not hasattr(cudnn, "rnn"):  # torch before 2.9
+        before, cudnn.allow_tf32 = cudnn.allow_tf32, False
+        try:
+            yield
+        finally:
+            cudnn.allow_tf32 = before
+        return
+    parts = (cudnn.rnn, cudnn.conv)
+    formats = [part.fp32_precision for part in parts]
+    try:
+        for part in parts:
+            part.fp32_precision = "ieee"
+        yield
+    finally:
+        for part, was in zip(parts, formats, strict=True):
+            part.fp32_precision = was
 
 
 def widest(device: torch.device) -> torch.dtype:

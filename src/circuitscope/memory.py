@@ -32,6 +32,11 @@ def ran_out(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
+def on_gpu(error: BaseException) -> bool:
+    """Whether it was the memory of a GPU that ran out."""
+    return isinstance(error, torch.OutOfMemoryError) or str(error).startswith(("CUDA out of", "MPS backend out of"))
+
+
 def out_of_memory_in_words(error: BaseException) -> str:
     """How much was asked for when memory ran out, where the error says so: `23.8 GiB were asked for at once`."""
     said = str(error)

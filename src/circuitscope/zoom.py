@@ -76,6 +76,8 @@ def zoom_in(
         bump = largest_fall(falls)
         if bump is None:
             why = "" if falls.judged else f" ({falls.note})"
+            if len(falls):
+                why = " (it falls, but no lower than an answer that ignores the sequence)"
             raise UserError(
                 f"no bump in the validation loss of {run.path}{why}; name a stretch with --from and --to, for example"
                 f" --from {run.steps[0]} --to {run.steps[-1]}"

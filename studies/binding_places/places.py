@@ -43,6 +43,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "h3": {"lr": 5e-3, "head_dim": 16},
     "based": {"lr": 5e-3, "n_layers": 2, "steps": 1500},
     "hyena": {"lr": 5e-3, "vocab_size": 16, "pairs": 2, "d_model": 128, "steps": 1000},
+    "based-1-layer": {"model": "based", "lr": 3e-3, "steps": 1500},
+    # the larger vocabulary; one layer of attention cannot recall, and its sentence has to say so
+    "attention-512": {"model": "attention", "lr": 3e-3, "vocab_size": 512, "steps": 1500},
+    "attention_conv_k-512": {"model": "attention_conv_k", "lr": 3e-3, "vocab_size": 512},
+    "deltanet-512": {"model": "deltanet", "lr": 5e-3, "vocab_size": 512},
+    "mamba-512": {"model": "mamba", "lr": 1.2e-2, "beta2": 0.95, "vocab_size": 512, "steps": 4000},
 }
 
 
@@ -50,7 +56,7 @@ def trained(name: str, root: Path) -> cs.Run:
     """The run of a model, trained unless it is there."""
     if (root / name / "config.yaml").exists():
         return cs.Run(root / name)
-    return cs.train(model=name, root=root, name=name, **COMMON | MODELS[name])
+    return cs.train(root=root, name=name, **{"model": name, **COMMON, **MODELS[name]})
 
 
 def rows(name: str, run: cs.Run, found: Circuit) -> Iterator[dict[str, Any]]:

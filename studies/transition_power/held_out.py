@@ -66,8 +66,8 @@ def moving_average(points, rng):
 def ceiling(points, rng):
     """An accuracy on 256 to 2,048 answers that nears 0.9 to 1."""
     steps, answers = evaluations(points, rng), int(rng.choice([256, 512, 2048]))
-    top = rng.uniform(0.9, 1)
-    return Drawn(steps, steps, rng.binomial(answers, top * (1 - _mixture(steps / 1500, rng))) / answers)
+    right = rng.uniform(0.9, 1) * (1 - _mixture(steps / 1500, rng))
+    return Drawn(steps, steps, rng.binomial(answers, right.clip(0, 1)) / answers)  # rounding may leave −1e-16
 
 
 def epochs(points, rng):

@@ -1,11 +1,14 @@
 """Counts what the detector finds on drawn curves: false alarms where there is no step, steps found where there is one.
 
-python studies/transition_power/judge.py development    # → development.csv
-python studies/transition_power/judge.py held_out       # → held_out.csv, run once, when nothing changes any more
+    python studies/transition_power/judge.py development    # → development.csv
+    python studies/transition_power/judge.py held_out       # → held_out.csv, run once, when nothing changes any more
+
+With --keep FILE what was counted of every curve is appended to a file, and a judgement that was stopped goes on there.
 """
 
 import argparse
 import importlib
+import json
 import zlib
 from pathlib import Path
 
@@ -24,21 +27,34 @@ def judged(found, drawn):
     return {
         "alarm": bool(found),
         "unmarked": any(not any(t.onset <= b <= t.end for b in drawn.boundaries) for t in found),
-        "in_place": any(o <= near for o in off),
-        "covered": bool(found) and found.main.low <= drawn.midpoint <= found.main.high,
+        "in_place": bool(any(o <= near for o in off)),
+        "covered": bool(found and found.main.low <= drawn.midpoint <= found.main.high),
         "several": len(found) > 1,
         "not_judged": not found.judged,
         "statistic": found.statistic,
     }
 
 
-def rows(kinds, curves, points=POINTS):
+def rows(kinds, curves, points=POINTS, keep=None):
+    """What is counted of each curve, in order; those that the file `keep` has are taken from there."""
+    kept = (
+        {}
+        if keep is None or not keep.exists()
+        else {(r.kind, r.curve): r for r in pd.read_json(keep, lines=True).itertuples(index=False)}
+    )
     for kind, draw in kinds.items():
         for i in range(curves):
+            if (kind, i) in kept:
+                yield kept[kind, i]._asdict()
+                continue
             rng = np.random.default_rng([zlib.crc32(kind.encode()), i])
             drawn = draw(points[i % len(points)], rng)
             found = transitions(drawn.steps, drawn.values, clock=drawn.clock, draws=60)
-            yield {"kind": kind, "points": len(drawn.steps), **judged(found, drawn)}
+            row = {"kind": kind, "curve": i, "points": len(drawn.steps), **judged(found, drawn)}
+            if keep is not None:
+                with keep.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+            yield row
 
 
 def summary(frame, column, group="kind"):
@@ -58,17 +74,18 @@ def main():
     parser.add_argument("kinds", choices=["development", "held_out"])
     parser.add_argument("--curves", type=int, default=200, help="of each kind")
     parser.add_argument("--only", choices=["nulls", "steps"], help="one half of the work; the table keeps the other")
+    parser.add_argument("--keep", type=Path, help="a file for what is counted of every curve, to go on with later")
     options = parser.parse_args()
     made = importlib.import_module(options.kinds)
     tables = []
     if options.only != "steps":
-        null = pd.DataFrame(rows(made.NULLS, options.curves))
+        null = pd.DataFrame(rows(made.NULLS, options.curves, keep=options.keep))
         tables += [
             summary(null, "unmarked").assign(what="false alarms"),
             summary(null, "not_judged").assign(what="smooth, not judged"),
         ]
     if options.only != "nulls":
-        step = pd.DataFrame(rows(made.STEPS, options.curves))
+        step = pd.DataFrame(rows(made.STEPS, options.curves, keep=options.keep))
         tables += [
             summary(step, "in_place").assign(what="found in place"),
             summary(step[step.alarm], "covered").assign(what="interval holds the midpoint"),

@@ -5,6 +5,7 @@ import math
 import pytest
 
 import circuitscope as cs
+from circuitscope.analysis.causal.battery import causal_rows
 from circuitscope.analysis.causal.circuit import find_circuit
 from circuitscope.analysis.decay.rows import decay_rows
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
@@ -43,3 +44,12 @@ def test_decay(model):
     assert {row["layer"] for row in rows} == set(range(model.config.n_layers))
     profiles = [row["value"] for row in rows if row["quantity"] == "profile"]
     assert all(math.isfinite(value) and value >= 0 for value in profiles)
+
+
+def test_causal(model):
+    rows = causal_rows(model, DATA.own)
+    ablated = {row["layer"] for row in rows if row["intervention"].startswith("mean ablation")}
+    assert ablated == set(range(len(model.layers)))
+    assert all(math.isfinite(row["value"]) for row in rows if row["unit"] != "effect")  # no effect of equal answers
+    cut = {row["layer"] for row in rows if row["intervention"] == "knockout in Φ"}
+    assert cut == {i for i, block in enumerate(model.layers) if hasattr(block.mixer, "hook_phi")}

@@ -6,6 +6,7 @@ import sys
 
 import pandas as pd
 import pytest
+import torch
 
 from circuitscope.analysis.registry import ANALYSES, analysis, run_analysis
 from circuitscope.analysis.scores import rows as scoring
@@ -328,6 +329,16 @@ def test_more_sequences_than_fit_into_memory_are_not_called_a_bug(circuitscope, 
     assert code == 1
     assert "out of memory; use fewer or shorter sequences (23.8 GiB were asked for at once" in err
     assert "bug" not in err
+
+
+def test_a_gpu_without_room_for_an_analysis_says_what_to_reduce_and_that_the_cpu_can_read(circuitscope, monkeypatch):
+    def full(*args, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8")
+
+    monkeypatch.setattr("circuitscope.analysis.checkpoints.runner.held_out", full)
+    code, _, err = circuitscope("analyze")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "use fewer or shorter sequences, or read on the CPU (2.00 GiB were asked for at once)" in err
 
 
 def test_the_heading_gives_the_sizes_that_the_task_names(circuitscope, monkeypatch):

@@ -414,6 +414,14 @@ def test_help_imports_nothing_heavy(arguments):
     assert "Usage" in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("words", ["sweep", "study run"])
+def test_help_names_the_program_however_it_was_started(words):
+    done = subprocess.run(
+        [sys.executable, "-m", "circuitscope", *words.split(), "--help"], capture_output=True, text=True, check=True
+    )
+    assert f" Usage: circuitscope {words} [OPTIONS]" in plain(done.stdout)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("word", "code"), [("tasks", 0), ("taks", 2)])
 def test_the_command_leaves_with_its_code_after_what_is_registered_for_the_end_and_threads_still_at_work(word, code):

@@ -64,7 +64,10 @@ def test_findings_make_a_table_and_a_wrong_one_makes_the_command_fail(monkeypatc
         monkeypatch.setattr(f"circuitscope.checkup.{room}.{name}", lambda device, rows=rows: iter(rows))
     with pytest.raises(RunFailed, match=r"^1 of 2 checks went wrong"):
         command.doctor(check=True)
-    assert "| SSD     | torch       | off by 1    | WRONG |" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "| SSD     | torch       | off by 1    | WRONG |" in said
+    assert "1 of 2 checks are right; the 0 rows without a verdict only say how long" in said
+    assert re.search(r"^mamba-ssm .+, flash-attn .+, flash-linear-attention ", said, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -170,6 +170,7 @@ def test_too_little_memory_says_what_to_reduce(monkeypatch, capsys, error):
     assert said.startswith("circuitscope: out of memory: ")
     assert "--sequences" in said
     assert "--batch-size" in said
+    assert ("--device cpu" in said) == ("CUDA" in str(error))
     assert "bug" not in said
 
 

@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +17,11 @@ from torch import Tensor
 
 import circuitscope
 from circuitscope.kernels import backends
+from triton_kernels import KERNELS
 
 HERE = Path(__file__).parent
 GPUS = {"sm_75": 75, "sm_80": 80, "sm_90": 90}
 NO_EXTRAS = ["-q", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers"]  # it is slow enough
-POINTERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32"}
 
 
 @pytest.mark.slow
@@ -36,77 +38,115 @@ def test_every_kernel_agrees_with_its_reference_in_the_interpreter():
     assert re.search(r"^\d+ passed in ", done.stdout, re.MULTILINE), done.stdout  # nothing was skipped
 
 
-class Compiling:
-    """In place of a kernel: compiles it for one GPU with the arguments of a call, and runs nothing."""
+class NoGpu:
+    """What Triton asks of a driver before it compiles a kernel for the GPU at hand."""
 
-    def __init__(self, kernel, capability: int, made: dict[str, bytes]):
-        self.kernel, self.capability, self.made = kernel, capability, made
+    def __init__(self, capability: int):
+        from triton.backends.compiler import GPUTarget
+
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self):
+        return self.target
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+class Compiling:
+    """In place of a kernel: compiles it with the arguments of a call, as if to start it, and runs nothing."""
+
+    def __init__(self, kernel, made: dict[str, dict[str, Any]]):
+        self.kernel, self.made = kernel, made
 
     def __getitem__(self, grid):
         return self.launch
 
     def launch(self, *args, **keywords):
-        import triton
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
+        compiled = self.kernel.warmup(*args, grid=(1,), **keywords)
+        self.made.setdefault(self.kernel.__name__, []).append(compiled.asm)
 
-        kernel = self.kernel
-        constants = {name: value for name, value in keywords.items() if name in kernel.arg_names}
-        given = dict(zip(kernel.arg_names, args, strict=False))
-        assert given.keys() | constants.keys() == set(kernel.arg_names)
-        signature = {
-            name: "constexpr" if name in constants else POINTERS[a.dtype] if isinstance(a, Tensor) else "i32"
-            for name, a in (given | constants).items()
-        }
-        compiled = triton.compile(
-            ASTSource(kernel, {name: signature[name] for name in kernel.arg_names}, constants),
-            target=GPUTarget("cuda", self.capability, 32),
-            options={name: value for name, value in keywords.items() if name not in constants},
-        )
-        self.made[kernel.__name__] = compiled.asm["cubin"]
+
+@pytest.fixture
+def compiled_for(monkeypatch, tmp_path):
+    """Makes every kernel compile for a GPU; gives what was compiled, by kernel."""
+    from triton import knobs
+    from triton.runtime import driver
+
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))  # nothing that was compiled before counts
+    made: dict[str, list[dict[str, Any]]] = {}
+
+    def begin(capability: int) -> dict[str, list[dict[str, Any]]]:
+        monkeypatch.setattr(driver, "_active", NoGpu(capability))
+        for file, names in KERNELS.items():
+            module = import_module(f"circuitscope.kernels.triton.{file}")
+            for name in names:
+                kernel = getattr(module, name)
+                kernel.device_caches.clear()
+                monkeypatch.setattr(module, name, Compiling(kernel, made))
+        return made
+
+    return begin
+
+
+def call_all(dtype: torch.dtype, batch: int, length: int, channels: int, states: int, width: int) -> None:
+    """Every call that the public functions make, forward and backward."""
+    from circuitscope.kernels.triton import scan_edges, scans, selective_scan, selective_scan_phi, wkv
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.ones(shape, dtype=dtype, requires_grad=True)
+
+    x, A, B = leaf(batch, length, channels), leaf(channels, states), leaf(batch, length, states)
+    edge = torch.zeros(1, dtype=torch.long)
+    selective_scan.scan(x, x, A, B, B).sum().backward()
+    selective_scan.scan(*(a.detach() for a in (x, x, A, B, B)))  # saves no states
+    selective_scan_phi.phi(x, A, B, B).sum().backward()
+    selective_scan_phi.phi_mean(x, A, B, B)
+    selective_scan_phi.phi_profile(x, A, B, B)
+    selective_scan_phi.phi_on_edges(x, A, B, B, None, edge, edge, edge)
+    scan_edges.composed_on_edges(x, A, B, B, x[0, 0], x.mT, x.mT, leaf(channels, width), edge, edge, edge)
+    wkv.wkv(x[0, 0], x[0, 0], x, x).sum().backward()
+    scans.linear_scan(x, x).sum().backward()
+    z = torch.complex(x, x)
+    scans.linear_scan(z, z).real.sum().backward()
+    k, beta = leaf(batch, length, channels, states), leaf(batch, length, channels)
+    scans.delta_scan(k, beta, beta, leaf(batch, length, channels, states, width)).sum().backward()
+
+
+# batch, pos, channel, state, width. Triton compiles a kernel anew for sizes of 1, and for multiples of 16.
+SIZES = {"odd": (2, 20, 6, 5, 3), "one": (1, 1, 1, 1, 1), "round": (16, 32, 16, 16, 16)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gpu", GPUS)
-def test_every_kernel_compiles_for_a_gpu_in_both_precisions(gpu, monkeypatch, tmp_path):
-    """Every call that the public functions make, forward and backward."""
-    from triton import knobs
-    from triton.runtime.jit import JITFunction
+@pytest.mark.parametrize(
+    ("gpu", "sizes", "dtype"),
+    [
+        *((gpu, "odd", torch.float32) for gpu in GPUS),
+        *(("sm_80", sizes, torch.float64) for sizes in SIZES),
+        *(("sm_90", sizes, torch.float32) for sizes in ("one", "round")),
+    ],
+    ids=str,
+)
+def test_every_kernel_compiles_for_a_gpu(gpu, sizes, dtype, compiled_for):
+    made = compiled_for(GPUS[gpu])
+    call_all(dtype, *SIZES[sizes])
+    assert made.keys() == set().union(*KERNELS.values())
+    assert all(code["cubin"].startswith(b"\x7fELF") for codes in made.values() for code in codes)
 
-    from circuitscope.kernels.triton import scan_edges, scans, selective_scan, selective_scan_phi, wkv
 
-    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))  # nothing that was compiled before counts
-    modules = (selective_scan, selective_scan_phi, scan_edges, wkv, scans)
-    made: dict[str, bytes] = {}
-    for module in modules:
-        for name, kernel in list(vars(module).items()):
-            # one without constants is a part of others and is never started
-            if isinstance(kernel, JITFunction) and any(p.is_constexpr for p in kernel.params):
-                monkeypatch.setattr(module, name, Compiling(kernel, GPUS[gpu], made))
-    for dtype in (torch.float32, torch.float64) if gpu == "sm_80" else (torch.float32,):
-        made.clear()
-
-        def leaf(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-            return torch.ones(shape, dtype=dtype, requires_grad=True)
-
-        x, A, B = leaf(2, 20, 6), leaf(6, 16), leaf(2, 20, 16)
-        edge = torch.zeros(1, dtype=torch.long)
-        selective_scan.scan(x, x, A, B, B).sum().backward()
-        selective_scan.scan(*(a.detach() for a in (x, x, A, B, B)))  # saves no states
-        selective_scan_phi.phi(x, A, B, B).sum().backward()
-        selective_scan_phi.phi_mean(x, A, B, B)
-        selective_scan_phi.phi_profile(x, A, B, B)
-        selective_scan_phi.phi_on_edges(x, A, B, B, None, edge, edge, edge)
-        scan_edges.composed_on_edges(x, A, B, B, x[0, 0], x.mT, x.mT, A[:, :4], edge, edge, edge)
-        wkv.wkv(x[0, 0], x[0, 0], x, x).sum().backward()
-        scans.linear_scan(x, x).sum().backward()
-        z = torch.complex(x, x)
-        scans.linear_scan(z, z).real.sum().backward()
-        k, beta = leaf(2, 20, 3, 5), leaf(2, 20, 3)
-        scans.delta_scan(k, beta, beta, leaf(2, 20, 3, 5, 7)).sum().backward()
-        started = {name for module in modules for name, held in vars(module).items() if isinstance(held, Compiling)}
-        assert made.keys() == started
-        assert all(code.startswith(b"\x7fELF") for code in made.values())
+@pytest.mark.slow
+def test_no_kernel_multiplies_sizes_in_32_bits(compiled_for):
+    """batch · pos · channel · state of a large array has no room in 32 bits, and neither has the row of a long one."""
+    made = compiled_for(80)
+    call_all(torch.float32, *SIZES["odd"])
+    product = re.compile(r"arith\.muli .*: (?:i32|tensor<[\dx]+xi32>)")
+    for name, codes in made.items():
+        for code in codes:
+            assert "arith.muli" in code["ttir"]
+            assert not product.search(code["ttir"]), name
 
 
 WITHOUT_TRITON = """

@@ -5,6 +5,7 @@ test_triton.py does that in a process of its own, because Triton reads the varia
 """
 
 import os
+from importlib import import_module
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from circuitscope.kernels.edge_sums import EdgeList, Surroundings, edge_sums_ref
 from circuitscope.kernels.linear_scan import linear_scan_reference
 from circuitscope.kernels.selective_scan import selective_scan_phi_reference, selective_scan_reference
 from circuitscope.kernels.wkv import wkv_reference
+from triton_kernels import KERNELS
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -23,13 +25,7 @@ triton = pytest.importorskip("triton")
 
 from circuitscope.kernels.triton import scan_edges, scans, selective_scan, selective_scan_phi, wkv  # noqa: E402
 
-KERNELS = {
-    selective_scan: {"_scan_forward", "_scan_backward"},
-    selective_scan_phi: {"_phi_rows", "_phi_mean", "_phi_on_edges", "_phi_profile", "_phi_backward"},
-    scan_edges: {"_composed_on_edges", "_composed_mass"},
-    wkv: {"_wkv_forward", "_wkv_backward"},
-    scans: {"_scan_columns", "_scan_delta"},
-}
+MODULES = [import_module(f"circuitscope.kernels.triton.{file}") for file in KERNELS]
 GUARD = 61  # numbers; odd, so that nothing is aligned by chance
 # batch, pos, channel, state: all ones, multiples of nothing, more than one chunk of positions and one block of channels
 SHAPES = [(1, 1, 1, 1), (2, 3, 5, 3), (1, 35, 3, 2), (2, 18, 9, 16)]
@@ -69,7 +65,7 @@ def every_kernel_runs_between_guards():
     assert torch.utils.deterministic.fill_uninitialized_memory
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or torch refuses matrix products on a GPU
-        for module in KERNELS:
+        for module in MODULES:
             patch.setattr(module, "launch", guarded(module.launch, seen))
         yield
     torch.use_deterministic_algorithms(deterministic)
@@ -172,14 +168,28 @@ def test_extremes_of_the_scan_and_of_phi(delta, rate):
     agree(selective_scan_phi.phi, selective_scan_phi_reference, [dt, A, B, C, D], tolerance=2e-5)
 
 
-def test_views_give_the_same_bits_as_copies():
-    for function, args in (
+def differentiable():
+    """Every function with gradients, with small inputs."""
+    return (
         (selective_scan.scan, scan_inputs(2, 5, 3, 2)),
         (selective_scan_phi.phi, scan_inputs(2, 5, 3, 2)[1:6]),
         (wkv.wkv, wkv_inputs(2, 5, 3)),
         (scans.delta_scan, delta_inputs(2, 4, 3, 2, 5)),
         (scans.linear_scan, [draw(0, 2, 5, 3), draw(1, 2, 5, 3)]),
-    ):
+    )
+
+
+def test_autocast_to_bfloat16_rounds_nothing_inside():
+    for function, args in differentiable():
+        args = [a.float().to(DEVICE) for a in args]
+        with torch.autocast(DEVICE, torch.bfloat16):
+            rounded = with_gradients(function, args)
+        for a, b in zip(rounded, with_gradients(function, args), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_views_give_the_same_bits_as_copies():
+    for function, args in differentiable():
         args = [a.float().to(DEVICE) for a in args]
         views = [a.mT.contiguous().mT if a.ndim > 1 else torch.stack([a, a], 1)[:, 0] for a in args]
         assert not any(view.is_contiguous() for view in views)

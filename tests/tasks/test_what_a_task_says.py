@@ -262,3 +262,34 @@ def test_a_task_of_an_installed_package_is_listed_shown_and_trained_on_like_ours
     out = installed("train", "--task", "recency", *sizes, "--name", "toy")
     assert "validation accuracy 100.0% at step 120" in out
     assert "toy: attention on recency (length 8)" in installed("analyze", "runs/toy", "--decay", "--sequences", 8)
+
+
+@pytest.mark.parametrize("options", [{}, {"shared_vocabulary": True}, {"noise": 2}, {"updates": 1}], ids=str)
+def test_mqar_says_the_loss_of_an_answer_that_ignores_the_sequence(options):
+    assert_context_free(cs.task("mqar", length=24, pairs=4, vocab_size=32, **options))
+
+
+@own
+def test_the_context_free_loss_is_that_of_the_frequencies_of_the_labels(name):
+    task = cs.task(name, **TASKS[name].small)
+    if task.context_free is None:
+        assert name in {"copy", "ginc", "regbench"}  # whose labels depend on what stands before them, or have end marks
+    else:
+        assert_context_free(task)
+
+
+def assert_context_free(task):
+    """The entropy of 200,000 labels or so, to which random frequencies are no more than a hundredth."""
+    labels = torch.cat([task.batch(step, size=8192).labelled()[1] for step in range(6)])
+    share = labels.bincount().double() / len(labels)
+    entropy = -(share[share > 0] * share[share > 0].log()).sum().item()
+    assert task.context_free == pytest.approx(entropy, abs=0.01)
+
+
+def test_the_context_free_loss_of_vectors_is_that_of_answering_with_their_mean():
+    task = cs.task("vector_mqar", **TASKS["vector_mqar"].small)
+    batch = task.batch(0, size=4096)
+    labels = batch.labelled()[1]
+    assert batch.losses(labels.mean(dim=0).expand_as(labels)).mean().item() == pytest.approx(
+        task.context_free, rel=0.01
+    )

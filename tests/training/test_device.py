@@ -5,10 +5,11 @@ import os
 import pytest
 import torch
 
+from circuitscope.devices import choose_device
 from circuitscope.errors import UserError
 from circuitscope.memory import out_of_memory_in_words
 from circuitscope.training import matrix_unit
-from circuitscope.training.device import choose_device, precision_on, set_up
+from circuitscope.training.device import precision_on, set_up
 from tiny_run import tiny
 
 
@@ -23,6 +24,14 @@ def test_on_a_gpu_only_deterministic_asks_for_errors(asked, mode):
     with set_up(torch.device("mps"), tiny(deterministic=asked).train):
         assert torch.get_deterministic_debug_mode() == mode
     assert torch.get_deterministic_debug_mode() == 0
+
+
+def test_float32_is_whole_while_a_run_trains():
+    """cuDNN computes an LSTM in TF32 by itself."""
+    before = torch.backends.cudnn.rnn.fp32_precision
+    with set_up(torch.device("cpu"), tiny().train):
+        assert torch.backends.cudnn.rnn.fp32_precision == "ieee"
+    assert torch.backends.cudnn.rnn.fp32_precision == before
 
 
 def test_deterministic_changes_no_digest():

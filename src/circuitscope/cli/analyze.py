@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from circuitscope.cli.executors import Where, check_fits, rows_from
+from circuitscope.cli.reading import OnDevice
 from circuitscope.errors import RunFailed, Stopped, UserError
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def analyze(
     sequences: Annotated[
         int, typer.Option(help="Held-out sequences that each number is averaged over.", min=2, rich_help_panel=_ON)
     ] = 256,
+    device: OnDevice = "auto",
     executor: Annotated[
         Where | None,
         typer.Option(
@@ -115,6 +117,7 @@ def analyze(
 
     with no_garbage_collection():
         from circuitscope.analysis.registry import ANALYSES
+        from circuitscope.devices import reading_on
         from circuitscope.runs.run import Run, newest_run
 
         own = {"phases": phases, "circuit": circuit, "causal": causal, "decay": decay}
@@ -128,8 +131,9 @@ def analyze(
     added = set(ANALYSES) if everything else set(_WITH_SCORES) if induction else set()
     try:
         if executor is not None:
-            _at_once(chosen, asked | added, rows_from(executor, jobs=jobs, address=address), steps, sequences)
-        _analyze(chosen, asked, added, everything, steps, sequences)
+            _at_once(chosen, asked | added, rows_from(executor, jobs=jobs, address=address), steps, sequences, device)
+        with reading_on(device):
+            _analyze(chosen, asked, added, everything, steps, sequences)
     except KeyboardInterrupt:
         raise Stopped("stopped; what is done is kept and will be used again") from None
 
@@ -188,7 +192,9 @@ def _possible(run: "Run", wanted: set[str]) -> tuple[list[str], dict[str, str]]:
     return names, refused
 
 
-def _at_once(runs: "Sequence[Run]", wanted: set[str], executor: "Executor", steps: str | None, sequences: int) -> None:
+def _at_once(
+    runs: "Sequence[Run]", wanted: set[str], executor: "Executor", steps: str | None, sequences: int, device: str
+) -> None:
     """Computes the tables of all runs, several at a time; `_analyze` then finds them on disk."""
     import sys
     from contextlib import closing
@@ -201,7 +207,7 @@ def _at_once(runs: "Sequence[Run]", wanted: set[str], executor: "Executor", step
     jobs = {}
     for run in runs:
         choose_steps(steps, saved_steps(run))  # refused here, before anything is started
-        job = Job.analysis(run, _possible(run, wanted)[0], steps, sequences)
+        job = Job.analysis(run, _possible(run, wanted)[0], steps, sequences, device)
         jobs[job.digest] = job
     failed = []
     with (

@@ -17,6 +17,9 @@ _PACKAGES = {  # the name to install, and the module to import
 }
 
 
+_GPU_PACKAGES = ("mamba-ssm", "flash-attn", "flash-linear-attention")
+
+
 def doctor(
     check: Annotated[
         bool,
@@ -35,15 +38,16 @@ def doctor(
     from rich.console import Console
     from rich.table import Table
 
+    from circuitscope.devices import choose_device
     from circuitscope.kernels.backends import KERNELS, who_serves
-    from circuitscope.training.device import choose_device, precision_on
+    from circuitscope.training.device import precision_on
     from circuitscope.training.matrix_unit import in_words
 
     console = Console(highlight=False)
     chosen = choose_device(device)
     precision = precision_on(chosen, "auto")
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    console.print(_versions(chosen))
+    console.print(_versions(chosen), soft_wrap=True)
     console.print(f"device: {chosen.type}, where training computes in {precision} by default")
     if chosen.type == "cpu" and (said := in_words()):
         console.print(said)
@@ -61,17 +65,21 @@ def doctor(
 
 
 def _versions(device: "torch.device") -> str:
-    """What computes here: python, torch, the threads, and the GPU if there is one."""
+    """What computes here: circuitscope, python, torch, Triton, the threads, and the GPU if there is one."""
     import platform
 
     import torch
 
+    from circuitscope import __version__
+
     gpu = ""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        gpu = f", {torch.cuda.get_device_name(device)} with {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
-    version = f"torch {torch.__version__}"
-    return f"python {platform.python_version()}, {version}, CPU threads: {torch.get_num_threads()}{gpu}"
+        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        gpu = f", {torch.cuda.get_device_name(device)} (capability {capability})"
+        gpu += f" with {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
+    parts = [f"circuitscope {__version__}", f"python {platform.python_version()}", f"torch {torch.__version__}"]
+    return f"{', '.join(parts)}, triton {_installed('triton')}, CPU threads: {torch.get_num_threads()}{gpu}"
 
 
 def _installed(name: str) -> str:
@@ -83,7 +91,7 @@ def _installed(name: str) -> str:
     except Exception:  # a broken installation fails in many ways
         version = None
     try:
-        found = util.find_spec(_PACKAGES[name]) is not None
+        found = util.find_spec(_PACKAGES.get(name, name)) is not None
     except Exception:
         found = False
     if version is not None and found:
@@ -112,12 +120,18 @@ def _check(device: "torch.device") -> None:
             print(f"{found.what}: {found.result}", file=sys.stderr)
     wrong = sum(found.right is False for found in findings)
     bounds = "; ".join(
-        f"{str(dtype).removeprefix('torch.')} at most {most:.0e}, gradients {of_gradients:.0e}"
+        f"{str(dtype).removeprefix('torch.')}, {most:.0e} for an output and {of_gradients:.0e} for a gradient"
         for dtype, (most, of_gradients) in ALLOWED.items()
     )
+    judged = sum(found.right is not None for found in findings)
+    packages = ", ".join(f"{name} {_installed(name)}" for name in _GPU_PACKAGES)
     print(
-        f"\n{_versions(device)}\n\n{as_markdown(findings)}\n\n"
-        f"Errors of kernels are shares of the largest number that should come out: {bounds}.\n"
+        f"\n{_versions(device)}\n{packages}\n\n{as_markdown(findings)}\n\n"
+        f"{judged - wrong} of {judged} checks are right; the {len(findings) - judged} rows without a verdict only say"
+        " how long something takes.\n"
+        "A kernel is held against a plain reference in float64. How far it is off is a share of the largest number that"
+        " should come out, and in brackets stands the input whose gradient is worst. Allowed are, in"
+        f" {bounds}.\n"
         f"Checked in {time.monotonic() - began:.0f} s.",
         flush=True,
     )

@@ -112,7 +112,7 @@ def _run() -> int:
     wants_help = args in (["--help"], ["-h"])
     warnings.showwarning = _print_warning
     try:
-        code = app(args=[] if wants_help else args, standalone_mode=False)
+        code = app(args=[] if wants_help else args, prog_name="circuitscope", standalone_mode=False)
         if code == interrupts.CODE:  # so Typer answers Ctrl-C
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
@@ -140,7 +140,7 @@ def _run() -> int:
 
 def _unexpected(error: Exception) -> int:
     """One line on an error that nobody expected: a full disk, too little memory, a bug here or in another package."""
-    from circuitscope.memory import out_of_memory_in_words, ran_out  # not needed for help
+    from circuitscope.memory import on_gpu, out_of_memory_in_words, ran_out  # not needed for help
     from circuitscope.registry import outside_module
 
     if isinstance(error, OSError) and error.errno in _UNWRITABLE:
@@ -149,6 +149,7 @@ def _unexpected(error: Exception) -> int:
         _print_error(
             f"out of memory: {out_of_memory_in_words(error)}; use less: fewer --sequences or --examples, and for"
             " training a smaller --batch-size, --length, --d-model or --vocab-size"
+            f"{'; or --device cpu' if on_gpu(error) else ''}"
         )
     else:
         module = outside_module(error)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from circuitscope.cli.reading import OnDevice
+
 if TYPE_CHECKING:
     from circuitscope.analysis.pictures.layer import UnitChoice
 
@@ -83,6 +85,7 @@ def phi(
     data: Annotated[
         bool, typer.Option("--data", help="Also write the numbers, as CSV beside it.", rich_help_panel=_LOOK)
     ] = False,
+    device: OnDevice = "auto",
 ) -> None:
     """Draw attention or Φ of a layer as a heatmap, tokens coloured by role.
 
@@ -92,6 +95,7 @@ def phi(
     from typing import Any, cast
 
     from circuitscope.cli.listed import names
+    from circuitscope.devices import reading_on
     from circuitscope.errors import UserError, escaped
     from circuitscope.runs.run import Run, newest_run
     from circuitscope.viz.phi_figure import phi_figure
@@ -105,18 +109,19 @@ def phi(
     if by is not None and top is None:
         raise UserError("--by says which score --top ranks by; give --top too")
     chosen = Run(run) if run is not None else newest_run()
-    figure = phi_figure(
-        chosen,
-        layer,
-        steps=step if step is not None else steps,
-        example=example,
-        factors=None if factors is None else names("--factors", factors),
-        heads=None if heads is None else _heads(heads.strip().replace("-", "_")),
-        top=top,
-        by=by,
-        scale=cast(Any, scale),
-        mark=() if mark is None else names("--mark", mark),
-    )
+    with reading_on(device):
+        figure = phi_figure(
+            chosen,
+            layer,
+            steps=step if step is not None else steps,
+            example=example,
+            factors=None if factors is None else names("--factors", factors),
+            heads=None if heads is None else _heads(heads.strip().replace("-", "_")),
+            top=top,
+            by=by,
+            scale=cast(Any, scale),
+            mark=() if mark is None else names("--mark", mark),
+        )
     asked = {"example": example or None, "": factors, "head": heads, "top": top, "by": by, "scale": scale, "mark": mark}
     parts = [f"{name}{value}" for name, value in asked.items() if value is not None]
     when = f"steps{_safe(steps)}" if steps is not None else f"step{step if step is not None else chosen.steps[-1]}"

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from circuitscope.cli.reading import OnDevice
 from circuitscope.cli.table import print_table
 from circuitscope.errors import Stopped, escaped
 
@@ -50,6 +51,7 @@ def probe(
         typer.Option(help="Figure to write: .png, .svg or .pdf.", show_default="figures/probe-NAME.png in the run"),
     ] = None,
     data: Annotated[bool, typer.Option("--data", help="Also write the figure's numbers, as CSV beside it.")] = False,
+    device: OnDevice = "auto",
 ) -> None:
     """Fit linear probes on the checkpoints of a run, print a table, and draw a figure by layer and over training.
 
@@ -59,8 +61,11 @@ def probe(
     if not probes:
         _list()
         return
+    from circuitscope.devices import reading_on
+
     try:
-        _probe(run, probes, steps, hooks, sequences, causal, directions, out, data)
+        with reading_on(device):
+            _probe(run, probes, steps, hooks, sequences, causal, directions, out, data)
     except KeyboardInterrupt:
         raise Stopped("stopped; what is done is kept and will be reused") from None
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from circuitscope.cli.reading import OnDevice
 from circuitscope.errors import Stopped
 
 
@@ -26,6 +27,7 @@ def report(
         typer.Option(help="At most how many heads or channels of a matrix to show: those that score highest.", min=1),
     ] = 12,
     sequences: Annotated[int, typer.Option(help="Held-out sequences that a score is averaged over.", min=2)] = 256,
+    device: OnDevice = "auto",
 ) -> None:
     """Write an interactive report of runs: one HTML file that opens from disk, offline.
 
@@ -34,12 +36,13 @@ def report(
     Checkpoints that were not analyzed yet are analyzed first; their tables are kept. What `analyze` (for example
     --decay or --causal) and `probe` found before is in the report too.
     """
+    from circuitscope.devices import reading_on
     from circuitscope.errors import escaped
     from circuitscope.progress import watching
     from circuitscope.viz.report import report as make
 
     try:
-        with watching() as progress:
+        with reading_on(device), watching() as progress:
             made = make(
                 runs or None, steps=steps, examples=examples, channels=channels, sequences=sequences, progress=progress
             )

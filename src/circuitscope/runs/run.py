@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from circuitscope.arguments import explained
 from circuitscope.config import RunConfig
+from circuitscope.devices import reading_device
 from circuitscope.errors import Busy, UserError, shown, unknown
 from circuitscope.runs.checkpoints import Checkpoints, Tensors
 from circuitscope.runs.damage import DamagedFile, check_regular, warn_once
@@ -151,8 +152,8 @@ class Run:
     def load(self, step: int | str | None = None) -> "HookedStack":
         """The model with the weights after `step` updates, by default of the last checkpoint, in eval mode.
 
-        The weights are as they were saved, in float32, also where torch's default dtype is another: for float64, call
-        `.double()` on the model.
+        It is on the CPU, or where `circuitscope.reading_on` says. The weights are as they were saved, in float32, also
+        where torch's default dtype is another: for float64, call `.double()` on the model.
         """
         if not self.steps:
             raise UserError(f"{self.path} has no checkpoints")
@@ -165,12 +166,12 @@ class Run:
         return model
 
     def empty_model(self) -> "HookedStack":
-        """A model that the run's checkpoints fit, in float32 and in eval mode, for `load_into`."""
+        """A model that the run's checkpoints fit, in float32, in eval mode and where it is to be read."""
         from circuitscope.models.build import build_model
         from circuitscope.models.dtype import default_dtype
 
         with default_dtype(torch.float32):
-            return build_model(self.config.model).eval()
+            return build_model(self.config.model).eval().to(reading_device())
 
     def load_into(self, model: "HookedStack", step: int) -> None:
         """Gives a model the weights after `step` updates.

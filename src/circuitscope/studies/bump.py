@@ -23,7 +23,7 @@ def bump(quantity: str, trial: Trial, curve: Sequence[Row]) -> float:
     too early or too late to tell) is nan.
     """
     from circuitscope.analysis.phases.detection import transitions
-    from circuitscope.analysis.phases.verdict import verdict
+    from circuitscope.analysis.phases.verdict import loss_level, verdict
     from circuitscope.config.rate import learning_time
 
     task = trial.config.task
@@ -32,5 +32,6 @@ def bump(quantity: str, trial: Trial, curve: Sequence[Row]) -> float:
         return math.nan
     steps, loss, metric = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     clock = learning_time(steps.tolist(), trial.config.train)
-    found = verdict(steps, loss, metric, task.chance or 0.0, found=transitions(steps, loss, clock=clock))
+    falls = transitions(steps, loss, clock=clock, level=loss_level(task.context_free))
+    found = verdict(steps, loss, metric, task.chance or 0.0, found=falls)
     return math.nan if found.kind == "not judged" else float(found.kind in BUMPS[quantity])

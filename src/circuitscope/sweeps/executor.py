@@ -17,6 +17,7 @@ import yaml
 
 from circuitscope import __version__
 from circuitscope.config import RunConfig
+from circuitscope.devices import reading_on
 from circuitscope.errors import Busy, Stopped
 from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
@@ -56,10 +57,10 @@ class Job:
         return Job(trial.digest, trial.config.dump(), trial.values, where, grid.measure, grid.fractions)
 
     @staticmethod
-    def analysis(run: Run, names: Sequence[str], steps: str | None, sequences: int) -> "Job":
-        """The job that computes analyses of a run; what it finds is in the tables of the run."""
+    def analysis(run: Run, names: Sequence[str], steps: str | None, sequences: int, device: str = "cpu") -> "Job":
+        """The job that computes analyses of a run on a device; what it finds is in the tables of the run."""
         path = run.path.resolve()
-        options = {"steps": steps, "sequences": sequences}
+        options = {"steps": steps, "sequences": sequences, "device": device}
         return Job(str(path), "", options, str(path.parent), tuple(names), kind="analysis")
 
     def plain(self) -> dict[str, Any]:
@@ -123,9 +124,10 @@ def _trial(job: Job, progress: Progress | None) -> Row:
 def _analysis(job: Job, progress: Progress | None) -> Row:
     from circuitscope.analysis.checkpoints.runner import analysis_results
 
+    options = dict(job.values)
     try:
-        with _terminated_like_interrupted():
-            analysis_results(job.digest, job.measure, **job.values, progress=progress)
+        with _terminated_like_interrupted(), reading_on(options.pop("device")):
+            analysis_results(job.digest, job.measure, **options, progress=progress)
     except KeyboardInterrupt:
         raise Stopped("stopped; what is done is kept and will be used again") from None
     return {"digest": job.digest, "state": "finished"}

@@ -135,6 +135,14 @@ class Task(Section):
         """
         return None
 
+    @property
+    def context_free(self) -> float | None:
+        """The loss of the best answer that ignores the sequence; None where it is not known.
+
+        A model that has only learned which tokens are answers has this loss. No circuit is needed for it.
+        """
+        return None
+
     def reached(self, metric: float, level: float) -> bool:
         """Whether a value of the metric is as good as a level, or better."""
         return metric >= level if self.larger_is_better else metric <= level

@@ -66,6 +66,10 @@ class CompoundRecall(Recall):
         third = self.vocab_size // 3
         return min((third - 1) ** 2, self.vocab_size - 2 * third), "the smaller of (vocab_size / 3 - 1)² and a third"
 
+    @property
+    def possible_values(self) -> int:
+        return self.vocab_size - 2 * (self.vocab_size // 3)
+
     def context(self, key: int, examples: I64) -> Context:
         n, k, side, third = len(examples), self.pairs, isqrt(self.pairs), self.vocab_size // 3
         first = 1 + distinct(words(stream_key(key, "first"), examples, 2 * side), third - 1)

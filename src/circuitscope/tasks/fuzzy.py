@@ -77,6 +77,10 @@ class FuzzyRecall(Recall):
         """The accuracy of answering with any token of any value."""
         return 1 / _total(self.pairs, self.motif)
 
+    @property
+    def possible_values(self) -> int:
+        return self.vocab_size - self.vocab_size // 2
+
     def context(self, key: int, examples: I64) -> Context:
         n, k, m, half = len(examples), self.pairs, self.motif, self.vocab_size // 2
         lengths = [self._lengths(key, kind, examples) for kind in ("keys", "values")]

@@ -1,6 +1,7 @@
 """Repeated random blocks, the sequences on which prefix matching is scored."""
 
 from collections.abc import Mapping
+from math import log
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -75,6 +76,10 @@ class Induction(TokenTask):
     @property
     def baselines(self) -> Mapping[str, Baseline]:
         return {"any token of the block": _any_token}
+
+    @property
+    def context_free(self) -> float:
+        return log(self.vocab_size - 1)
 
     def sizes(self) -> dict[str, int]:
         return {"block": self.block}

@@ -120,6 +120,10 @@ class MQAR(Recall):
         return 1 / (self.pairs + self.updates)
 
     @property
+    def possible_values(self) -> int:
+        return self._quiet - (1 if self.shared_vocabulary else self.vocab_size // 2)
+
+    @property
     def _quiet(self) -> int:
         """The tokens that are not noise."""
         return self.vocab_size - (self.vocab_size // 8 if self.noise else 0)

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log
 from typing import Annotated, Any
 
 import numpy as np
@@ -131,6 +132,15 @@ class Recall(TokenTask):
     def chance(self) -> float:
         """The accuracy of answering with any value of the context."""
         return 1 / self.pairs
+
+    @property
+    def possible_values(self) -> int | None:
+        """How many tokens may be a label, if each is one equally often; None where that is not known."""
+        return None
+
+    @property
+    def context_free(self) -> float | None:
+        return None if self.possible_values is None else log(self.possible_values)
 
     @property
     def baselines(self) -> Mapping[str, Baseline]:

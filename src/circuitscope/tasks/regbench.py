@@ -41,10 +41,11 @@ class StringsLayout(Layout):
     state: Int[Tensor, "batch pos"] | None = None
 
     def allowed(self, where: Int[Tensor, " label"]) -> Bool[Tensor, "label vocab"]:
-        """Which tokens may come next at flat positions (row · length + pos)."""
+        """Which tokens may come next at flat positions (row · length + pos); on the device of the positions."""
         assert self.leads_to is not None
         assert self.state is not None
-        return self.leads_to[where // self.roles.shape[1], self.state.reshape(-1)[where]] >= 0
+        leads_to, state = self.leads_to.to(where.device), self.state.reshape(-1).to(where.device)
+        return leads_to[where // self.roles.shape[1], state[where]] >= 0
 
 
 @register("regbench")
@@ -132,11 +133,11 @@ class RegBench(TokenTask):
         return f"legality {metric:6.1%}"
 
     def right(self, batch: Batch, logits: Float[Tensor, "label vocab"]) -> Float[Tensor, " label"]:
-        return self._legal(batch, logits.argmax(-1)).to(logits.device)
+        return self._legal(batch, logits.argmax(-1))
 
     def outcomes(self, batch: Batch, logits: Float[Tensor, "label vocab"]) -> dict[str, Float[Tensor, " label"]]:
         """Legality, and ½ Σ |p − q| between the model's next-token distribution p and the automaton's q."""
-        allowed = _layout(batch).allowed(batch.labelled()[0].cpu()).to(logits.device)
+        allowed = _layout(batch).allowed(batch.labelled()[0].to(logits.device))
         q = allowed / allowed.sum(dim=1, keepdim=True)
         distance = (logits.softmax(dim=1) - q).abs().sum(dim=1) / 2
         return {**super().outcomes(batch, logits), "total variation": distance}
@@ -149,9 +150,9 @@ class RegBench(TokenTask):
         return self._legal(batch, counts_in_context(batch, n, self.vocab_size, SEPARATOR).argmax(dim=1))
 
     def _legal(self, batch: Batch, answer: Int[Tensor, " label"]) -> Float[Tensor, " label"]:
-        """1 where the automaton allows the answer, else 0."""
-        allowed = _layout(batch).allowed(batch.labelled()[0].cpu())
-        return allowed.gather(1, answer.cpu()[:, None]).squeeze(1).float()
+        """1 where the automaton allows the answer, else 0; where the answers are."""
+        allowed = _layout(batch).allowed(batch.labelled()[0].to(answer.device))
+        return allowed.gather(1, answer[:, None]).squeeze(1).float()
 
     def remarks(self, batch: Batch, row: int) -> list[str]:
         leads_to = _layout(batch).leads_to

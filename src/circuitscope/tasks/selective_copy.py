@@ -1,6 +1,7 @@
 """Selective copying: some tokens among noise, which are to be said again in order."""
 
 from collections.abc import Mapping
+from math import log
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -65,6 +66,10 @@ class SelectiveCopy(TokenTask):
     def chance(self) -> float:
         """The accuracy of answering with any of the tokens to copy."""
         return 1 / self.copied
+
+    @property
+    def context_free(self) -> float:
+        return log(self.vocab_size - 2)
 
     @property
     def baselines(self) -> Mapping[str, Baseline]:

@@ -54,6 +54,10 @@ class StackedMQAR(Recall):
         return self._symbols, "√vocab_size - 1"
 
     @property
+    def possible_values(self) -> int:
+        return self._symbols
+
+    @property
     def _symbols(self) -> int:
         return isqrt(self.vocab_size) - 1
 

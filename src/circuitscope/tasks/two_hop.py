@@ -83,6 +83,10 @@ class TwoHop(Recall):
             "accuracy on one step": right.where(near, float("nan")),
         }
 
+    @property
+    def possible_values(self) -> int:
+        return self.vocab_size - 2 * (self.vocab_size // 3)
+
     def context(self, key: int, examples: I64) -> Context:
         n, k, third = len(examples), self.pairs, self.vocab_size // 3
         a = 1 + distinct(words(stream_key(key, "first"), examples, 2 * k), third - 1)

@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
+from circuitscope.devices import on_cpu
 from circuitscope.section import Unit
 from circuitscope.tasks.base import Baseline, register
 from circuitscope.tasks.baselines import Rule, answering_zero, network
@@ -143,13 +143,13 @@ class ChainOfThought(InContext):
     def measures(self, model: VectorModel, batch: Batch) -> dict[str, Measure]:
         """Also the errors of s and of y apart, and that of the last y where the last s is the model's own."""
         found, answers = super().measures(model, batch), answered(model, batch)
-        error, position = batch.losses(answers).cpu(), batch.labelled()[0].cpu() % batch.length
+        position = batch.labelled()[0].cpu() % batch.length
         at_s, last = position % 3 == 0, batch.length - 2  # where s is asked for; where the last y is
-        own = batch.inputs.clone()
+        own = batch.inputs.to(answers.device, copy=True)
         own[:, last] = 0
-        own[:, last, : self.hidden] = answers[position == last - 1].to(own.device)
+        own[:, last, : self.hidden] = answers[(position == last - 1).nonzero().squeeze(1).to(answers.device)]
         alone = Batch(own, batch.labels, batch.layout, batch.judge)
-        again: Tensor = batch.losses(answered(model, alone)).cpu()
+        error, again = on_cpu([batch.losses(answers), batch.losses(answered(model, alone))])
         apart = {
             "error of s": error.where(at_s, float("nan")),
             "error of y": error.where(~at_s, float("nan")),

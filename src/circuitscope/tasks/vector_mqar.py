@@ -90,6 +90,11 @@ class VectorMQAR(VectorTask):
         return {"pairs": self.pairs, "queries": self.queries, "dims": self.dims}
 
     @property
+    def context_free(self) -> float:
+        """The squared distance of answering 0, the mean of all values."""
+        return 1.0
+
+    @property
     def baselines(self) -> Mapping[str, Baseline]:
         return {"answering 0": answering_zero, "the mean of the values": _mean}
 

@@ -62,8 +62,8 @@ class VectorTask(Task):
     def measures(self, model: VectorModel, batch: Batch) -> dict[str, Measure]:
         """Loss and metric, and the metric at some of the places among a sequence's labels."""
         answers = answered(model, batch)
-        metric = self.scored(batch, answers).cpu()
-        found = {"loss": batch.losses(answers), self.metric: metric}
+        loss, metric = on_cpu([batch.losses(answers), self.scored(batch, answers)])
+        found = {"loss": loss, self.metric: metric}
         position = batch.labelled()[0].cpu() % batch.length
         for name, there in self.places(position).items():
             found[f"{self.metric} {name}"] = metric.where(there, float("nan"))

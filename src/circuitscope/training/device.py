@@ -8,23 +8,10 @@ from contextlib import contextmanager
 import torch
 
 from circuitscope.config.train import TrainConfig
-from circuitscope.errors import UserError, unknown
+from circuitscope.devices import whole_float32
 from circuitscope.memory import keep_freed_memory
 from circuitscope.models.dtype import default_dtype
 from circuitscope.training.matrix_unit import avoid_trap
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of that name; `auto` is CUDA if available, otherwise Apple's GPU, otherwise the CPU."""
-    have = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return torch.device(next(d for d in ("cuda", "mps", "cpu") if have[d]))
-    if name not in have:
-        raise unknown("device", name, ["auto", *have])
-    if not have[name]:
-        present = ", ".join(d for d, there in have.items() if there)
-        raise UserError(f"device '{name}' is not available; this machine has: {present}")
-    return torch.device(name)
 
 
 def precision_on(device: torch.device, precision: str) -> str:
@@ -59,6 +46,7 @@ def set_up(device: torch.device, config: TrainConfig) -> Iterator[None]:
     try:
         with (
             warnings.catch_warnings(),
+            whole_float32(),
             default_dtype(torch.float32),
             torch.inference_mode(False),
             torch.enable_grad(),

@@ -5,12 +5,12 @@ import os
 import torch
 
 from circuitscope.config import RunConfig
+from circuitscope.devices import choose_device
 from circuitscope.errors import UserError
 from circuitscope.memory import check_fits
 from circuitscope.models.accounting import parameters, without_weights
 from circuitscope.models.build import build_model
 from circuitscope.models.stack import HookedStack
-from circuitscope.training.device import choose_device
 from circuitscope.training.optimizer import lr_factors
 from circuitscope.training.trackers import check_trackers
 

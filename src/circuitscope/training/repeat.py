@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from circuitscope.devices import choose_device
 from circuitscope.errors import UserError
 from circuitscope.progress import Progress, Silent
 from circuitscope.runs.checkpoints import Tensors, checkpoint_name, snapshot, write_checkpoint
 from circuitscope.runs.damage import DamagedFile
 from circuitscope.runs.run import Run
-from circuitscope.training.device import choose_device, set_up
+from circuitscope.training.device import set_up
 from circuitscope.training.trainer import Trainer
 
 

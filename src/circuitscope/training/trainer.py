@@ -21,7 +21,7 @@ import torch
 
 from circuitscope.config import RunConfig
 from circuitscope.config.rate import learning_rate
-from circuitscope.devices import on_cpu
+from circuitscope.devices import choose_device, on_cpu
 from circuitscope.errors import Diverged, RunFailed, Stopped
 from circuitscope.memory import out_of_memory_in_words, ran_out
 from circuitscope.models.build import build_model
@@ -32,7 +32,7 @@ from circuitscope.runs.run import Run, RunState, create_run
 from circuitscope.tasks import Batch, Split
 from circuitscope.tasks.streams import stream_key
 from circuitscope.training.ahead import Ahead
-from circuitscope.training.device import autocast, choose_device, precision_on, seeded, set_up
+from circuitscope.training.device import autocast, precision_on, seeded, set_up
 from circuitscope.training.diagnosis import diagnose
 from circuitscope.training.feasible import check_feasible
 from circuitscope.training.optimizer import (

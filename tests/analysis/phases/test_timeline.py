@@ -10,13 +10,16 @@ import pytest
 from circuitscope.analysis.causal.interventions import Effect
 from circuitscope.analysis.causal.parts import Circuit, Part
 from circuitscope.analysis.phases.detection import transitions
-from circuitscope.analysis.phases.timeline import Timeline, curves_of, epoch_steps
-from circuitscope.analysis.phases.verdict import verdict
+from circuitscope.analysis.phases.timeline import Timeline, curves_of, epoch_steps, loss_bump
+from circuitscope.analysis.phases.verdict import accuracy_level, loss_level, verdict
 from circuitscope.analysis.registry import ANALYSES
 from circuitscope.analysis.scores.curves import at_places, place_name, strongest
 from circuitscope.config import RunConfig
 from circuitscope.config.rate import learning_time
+from circuitscope.errors import UserError
 from circuitscope.runs.run import Run
+from circuitscope.viz.words.phases import timeline_lines
+from circuitscope.zoom import zoom_in
 
 STEPS = [0, 100, 200]
 
@@ -147,3 +150,45 @@ def test_an_epoch_that_begins_within_a_transition_is_marked():
     config = RunConfig.build("attention", "mqar", examples=640, batch_size=64, steps=25)
     assert epoch_steps(config) == (10, 20)
     assert epoch_steps(RunConfig.build("attention", "mqar", examples=None)) == ()
+
+
+def falls_to(level, step=400):
+    values = 4.85 - (4.85 - level) / (1 + np.exp(-(EVENTS - step) / 20))
+    return transitions(EVENTS, values, draws=20, level=loss_level(np.log(64)))
+
+
+def test_what_needs_no_circuit_is_marked_in_the_table_and_in_words_and_is_left_out_of_the_order():
+    rise = 0.24 / (1 + np.exp(-(EVENTS - 700) / 20))
+    rises = transitions(EVENTS, rise, draws=20, level=accuracy_level(0.25))
+    timeline = made_up(loss=falls_to(np.log(64)), accuracy=rises)
+    assert [row["ends_at"] for row in timeline.rows()] == ["context-free", "any value"]
+    assert timeline.order().events == ()
+    assert set(str(timeline.order()).splitlines()) == {
+        "loss: no transition beyond a level that needs no circuit",
+        "accuracy: no transition beyond a level that needs no circuit",
+    }
+    said = "\n".join(timeline_lines(timeline))
+    assert "; context-free: it learns which tokens are answers" in said
+    assert "; it ends at the accuracy of any value of the context" in said
+    through = made_up(loss=falls_to(1.0), accuracy=rises_at(700))
+    assert [row["ends_at"] for row in through.rows()] == [None, None]
+    assert {e.name for e in through.order().events} == {"loss", "accuracy"}
+
+
+def test_the_curves_of_a_run_know_the_levels_of_its_task(tmp_path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "step-00000100.safetensors").write_bytes(b"")
+    (tmp_path / "run" / "config.yaml").write_text(RunConfig.build("attention", "mqar", vocab_size=128, pairs=4).dump())
+    lines = []
+    for step in EVENTS:
+        loss = 4.85 - 0.69 / (1 + np.exp(-(step - 400) / 20))
+        row = {"step": int(step), "split": "validation", "loss": loss, "accuracy": 0.02}
+        lines.append(json.dumps({**row, "loss_per_batch": [loss], "accuracy_per_batch": [0.02]}) + "\n")
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(lines))
+    run = Run(tmp_path / "run")
+    found = curves_of(run)
+    assert found["loss"].level == loss_level(np.log(64))
+    assert found["accuracy"].level == accuracy_level(0.25)
+    assert loss_bump(run) is None
+    with pytest.raises(UserError, match="no lower than an answer that ignores the sequence"):
+        zoom_in(run)

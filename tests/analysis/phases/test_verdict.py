@@ -60,3 +60,18 @@ def test_a_loss_that_is_not_judged_gives_no_verdict():
     early = verdict(STEPS, 9 * np.exp(-STEPS / 20), np.linspace(0, 0.9, 31), 0.25)
     assert early.kind == "not judged"
     assert "evaluate more often" in early.sentence
+
+
+def test_a_fall_to_the_context_free_level_is_no_bump_and_a_later_one_is():
+    """With shuffled labels a model learns which tokens are values, suddenly, and nothing else."""
+    first = 4.85 - 0.69 * rise(STEPS, 300, 0.1) + noise(31, 0.01)
+    low = np.full(31, 0.02)
+    alone = verdict(STEPS, first, low, 0.25, context_free=np.log(64))
+    assert alone.kind == "context-free"
+    assert alone.drop is None
+    assert alone.sentence.startswith("context-free: the loss falls by 0.")
+    assert alone.sentence.endswith("it learns which tokens are answers, which needs no circuit")
+    assert verdict(STEPS, first, low, 0.25).kind == "bump without accuracy"  # the level is not known
+    later = verdict(STEPS, first - 0.5 * rise(STEPS, 1000, 0.1), low, 0.25, context_free=np.log(64))
+    assert later.kind == "bump without accuracy"
+    assert later.drop.midpoint == pytest.approx(1000, rel=0.05)

@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from circuitscope.analysis.registry import Row
+from circuitscope.devices import reading_device
 from circuitscope.models.config import ModelConfig
 from circuitscope.models.stack import HookedStack
 from circuitscope.progress import telling
@@ -72,9 +73,13 @@ def rows_in_order(
 def readable_at_once(model: ModelConfig, tokens: int) -> int:
     """How many checkpoints are best read at once: one per thread of torch, up to _MOST, and as memory allows.
 
+    On a GPU it is one: the GPU computes one thing after the other, and its memory is smaller.
+
     Args:
         tokens: how many tokens a model is run on.
     """
+    if reading_device().type != "cpu":
+        return 1
     one = 4 * tokens * model.d_model * _ACTIVATIONS
     return max(1, min(torch.get_num_threads(), _MOST, int(psutil.virtual_memory().available // (2 * one))))
 

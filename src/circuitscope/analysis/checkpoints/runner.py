@@ -20,6 +20,7 @@ from circuitscope.analysis.registry import ANALYSES, Analysis, Row, with_needs
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores
 from circuitscope.analysis.scores.registry import SCORES
 from circuitscope.arguments import explained
+from circuitscope.devices import reading_device
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel
 from circuitscope.memory import check_fits, keep_freed_memory
@@ -161,7 +162,7 @@ def check_sequences(run: Run, sequences: int) -> None:
     length, model = run.config.task.max_length, run.config.model
     per_position = length + 4 * model.d_model * (2 + (model.mlp_ratio if model.state_mixer == "mlp" else 0))
     what = f"an analysis on {sequences:,} sequences of length {length:,}"
-    check_fits(sequences * length * per_position, torch.device("cpu"), what, "use fewer --sequences")
+    check_fits(sequences * length * per_position, reading_device(), what, "use fewer --sequences")
 
 
 def over_checkpoints(
@@ -190,13 +191,14 @@ def over_checkpoints(
     keep_freed_memory()
     chosen = choose_steps(steps, saved_steps(run))
     settings = {"version": _VERSION, "sequences": sequences}
-    table = Table(table_path(run, kind, sequences), columns, settings, depends_on, _digests(run, chosen))
+    device = reading_device().type
+    table = Table(table_path(run, kind, sequences), columns, settings, depends_on, _digests(run, chosen), device)
     with default_dtype(torch.float32), nullcontext() if table.holds(chosen) else table:
         for note in table.notes:
             progress.say(note)
         missing = [s for s in chosen if s not in table.steps]
         if done := len(chosen) - len(missing):
-            progress.say(f"{kind}: {done} of {len(chosen)} checkpoints were analyzed before")
+            progress.say(f"{kind}: {done} of {len(chosen)} checkpoints were analyzed before{table.elsewhere(chosen)}")
         if missing and (seconds := estimate(missing[0])) is not None:
             turns = -(-len(missing) // max(1, at_once))
             progress.say(f"{kind}: about {seconds:.0f} s for a checkpoint, {seconds * turns:.0f} s in all")

@@ -1,8 +1,9 @@
 """Tidy tables of results on disk: one parquet file per analysis, grown checkpoint by checkpoint.
 
 A file is written whole under a temporary name and renamed, so at any instant it is absent or complete. Its metadata
-say what it was computed with and, for each step, the digest of the checkpoint behind its rows. Rows are not used again
-if the checkpoint has been replaced since, or if they were computed with something else.
+say what it was computed with and, for each step, the digest of the checkpoint behind its rows, and the device where it
+was not the CPU. Rows are not used again if the checkpoint has been replaced since, or if they were computed with
+something else; those of another device are, because they differ by rounding alone.
 """
 
 import io
@@ -36,6 +37,7 @@ class Table:
         depends_on: what else all rows depend on. Rows that were made with another value are dropped.
         digests: digests of the checkpoints that are asked for, by step. Rows of these steps are dropped if they were
             read from a checkpoint with another digest.
+        device: where new rows are computed.
     """
 
     def __init__(
@@ -45,8 +47,9 @@ class Table:
         settings: dict[str, Any],
         depends_on: Any = None,
         digests: Mapping[int, str] | None = None,
+        device: str = "cpu",
     ):
-        self.path, self.columns, self.digests = path, columns, dict(digests or {})
+        self.path, self.columns, self.digests, self.device = path, columns, dict(digests or {}), device
         self.settings, self.depends_on = _as_json(settings), _as_json(depends_on)
         self._new: list[dict[str, Any]] = []
         self._new_steps: set[int] = set()
@@ -103,8 +106,13 @@ class Table:
         began = time.monotonic()
         self._saved, self._new = self.frame(), []
         self._read_from |= {str(s): self.digests[s] for s in sorted(self._new_steps) if s in self.digests}
+        for step in sorted(self._new_steps):
+            self._devices.pop(str(step), None)
+            if self.device != "cpu":
+                self._devices[str(step)] = self.device
         self._new_steps = set()
         made_with = {"settings": self.settings, "depends_on": self.depends_on, "checkpoints": self._read_from}
+        made_with |= {"devices": self._devices} if self._devices else {}
         table = pa.Table.from_pandas(self._saved, preserve_index=False)
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), _KEY: json.dumps(made_with)})
         buffer = io.BytesIO()
@@ -115,6 +123,12 @@ class Table:
             raise UserError(f"cannot write {self.path}: {error.strerror}") from None
         self._written = time.monotonic()
         self._pause = max(_SECONDS, 10 * (self._written - began))
+
+    def elsewhere(self, steps: Iterable[int]) -> str:
+        """Which devices computed the rows on disk of these steps, in words, if that was another device than this."""
+        saved = self.steps - self._new_steps
+        found = {self._devices.get(str(step), "cpu") for step in steps if step in saved} - {self.device}
+        return f", on another device ({', '.join(sorted(found))}), which differs by rounding" if found else ""
 
     def frame(self) -> pd.DataFrame:
         """All rows, in order of step."""
@@ -129,6 +143,7 @@ class Table:
     def _forget(self) -> None:
         self._saved = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in self.columns.items()})
         self._read_from: dict[str, str] = {}  # digests of the checkpoints behind the saved rows
+        self._devices: dict[str, str] = {}  # where the saved rows were computed, if not on the CPU
         self.notes: list[str] = []  # what the user should know about the rows on disk
 
     def _read(self) -> str:
@@ -142,6 +157,7 @@ class Table:
             if made_with.get("settings") != self.settings:
                 return "was made by another version or with other settings"
             depends_on, read_from = made_with["depends_on"], dict(made_with["checkpoints"])
+            computed_on = {str(step): str(device) for step, device in made_with.get("devices", {}).items()}
             frame: pd.DataFrame = table.to_pandas().astype(self.columns)[list(self.columns)]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
             return "is damaged"
@@ -160,6 +176,7 @@ class Table:
             )
         self._saved = frame[~frame.step.isin(replaced)].reset_index(drop=True)
         self._read_from = {step: digest for step, digest in read_from.items() if int(step) not in replaced}
+        self._devices = {step: device for step, device in computed_on.items() if int(step) not in replaced}
         return ""
 
     def _set_aside(self, why: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from circuitscope.analysis.phases.crossings import crossings, monotone
+from circuitscope.analysis.phases.crossings import SHARES, crossings, monotone
 from circuitscope.analysis.phases.mixture import EDGE, FLOOR, Candidate, Design, Grid
 from circuitscope.errors import UserError
 
@@ -27,6 +27,24 @@ SMALLEST = 0.05  # share of the curve's range that a transition must cover
 _EARLY = 0.5  # a smooth curve that makes this share of its change before value number EDGE is not judged
 _COEFFICIENTS = 6  # about as many does a fit use; for the freedom that is left to σ
 _CLEAR = 6.0  # such a change counts if it is so many σ
+
+
+@dataclass(frozen=True)
+class Level:
+    """A value that a curve reaches without the circuit that is looked for.
+
+    A transition that ends there, or on the way there, is marked with the level's name.
+    """
+
+    name: str
+    value: float
+    slack: float = 0.0  # how far beyond the level a transition may end all the same, in units of the curve
+    slack_share: float = 0.0  # the same, as a share of the transition
+
+    def holds(self, size: float, after: float) -> bool:
+        """Whether a transition of this size, after which the curve is at `after`, goes no further than the level."""
+        beyond = after - self.value if size > 0 else self.value - after
+        return bool(beyond <= max(self.slack, self.slack_share * abs(size)))
 
 
 @dataclass(frozen=True)
@@ -43,6 +61,8 @@ class Transition:
     onset_high: float
     statistic: float
     sigma: float  # standard deviation of the noise around the fit
+    after: float = np.nan  # the fitted curve where the transition is done
+    ends_at: str = ""  # the name of the level that it does not go beyond
 
 
 @dataclass(frozen=True)
@@ -55,9 +75,14 @@ class Transitions(Sequence[Transition]):
     note: str
 
     @property
+    def beyond(self) -> tuple[Transition, ...]:
+        """Those that go beyond the level that a curve reaches without a circuit; all if there is no such level."""
+        return tuple(t for t in self.found if not t.ends_at)
+
+    @property
     def main(self) -> Transition | None:
-        """The largest transition."""
-        return max(self.found, key=lambda t: abs(t.size), default=None)
+        """The largest transition of those that go beyond the level."""
+        return max(self.beyond, key=lambda t: abs(t.size), default=None)
 
     @overload
     def __getitem__(self, index: int) -> Transition: ...
@@ -79,6 +104,7 @@ def transitions(
     *,
     clock: ArrayLike | None = None,
     repeats: ArrayLike | None = None,
+    level: Level | None = None,
     seed: int = 0,
     draws: int = 200,
 ) -> Transitions:
@@ -91,6 +117,7 @@ def transitions(
             which is right for a constant rate.
         repeats: [step, batch], the same curve for each evaluation batch or seed. The interval is then the wider of two:
             one from noise around the fit, and one from resampling the repeats.
+        level: what the curve reaches without a circuit; transitions that go no further are marked.
         draws: how many random curves are drawn for the intervals.
     """
     t, y, at_time, reps = _curve(steps, values, clock, repeats)
@@ -112,11 +139,15 @@ def transitions(
     again = None if reps is None else sign * reps / spread
     found = []
     times = fit.times(t, again, draws, np.random.default_rng(seed))
+    fitted = sign * spread * (scaled - fit.rest)
     for one, size, (at, spans) in zip(taken, fit.sizes, times, strict=True):
         (onset, midpoint, end), ((first, last), (low, high), _) = at.tolist(), spans.tolist()
         change = -sign * spread * size
+        after = float(np.interp(end, t, fitted)) + (1 - SHARES[-1]) * change
+        name = level.name if level is not None and level.holds(change, after) else ""
+        noise = spread * fit.sigma
         found.append(
-            Transition(onset, midpoint, end, change, low, high, first, last, one.statistic, spread * fit.sigma)
+            Transition(onset, midpoint, end, change, low, high, first, last, one.statistic, noise, after, name)
         )
     found.sort(key=lambda item: item.midpoint)
     return Transitions(tuple(found), strongest, True, f"{len(found)} transition{'s' * (len(found) > 1)}")

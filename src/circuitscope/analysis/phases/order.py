@@ -40,16 +40,20 @@ class Lag:
 class Order:
     events: tuple[Event, ...]  # by step
     lags: tuple[Lag, ...]  # of every pair, earlier first
-    absent: tuple[str, ...]  # curves without a transition
+    absent: tuple[str, ...]  # curves without a transition, and those whose transitions need no circuit
+    needless: tuple[str, ...] = ()  # the latter
 
     def __str__(self) -> str:
         together = {(lag.first, lag.second): lag for lag in self.lags}
         lines = [str(together[a.name, b.name]) for a, b in pairwise(self.events)]
-        return "\n".join(lines + [f"{name}: no transition" for name in self.absent])
+        beyond = dict.fromkeys(self.needless, " beyond a level that needs no circuit")
+        return "\n".join(lines + [f"{name}: no transition{beyond.get(name, '')}" for name in self.absent])
 
 
 def order(curves: Mapping[str, Transitions], at: Literal["onset", "midpoint"] = "onset") -> Order:
     """What happened first: the main transition of each named curve, by onset or midpoint.
+
+    Transitions that go no further than the level of their curve are left out (`Transitions.main`).
 
     A lag's interval combines the intervals of its two events, which are taken to be independent:
     (b - a) - √((b - b_low)² + (a_high - a)²) to (b - a) + √((b_high - b)² + (a - a_low)²).
@@ -71,4 +75,5 @@ def order(curves: Mapping[str, Transitions], at: Literal["onset", "midpoint"] = 
             down, up = np.hypot(b.step - b.low, a.high - a.step), np.hypot(b.high - b.step, a.step - a.low)
             lags.append(Lag(a.name, b.name, lag, float(lag - down), float(lag + up), bool(a.high < b.low)))
     present = {event.name for event in events}
-    return Order(tuple(events), tuple(lags), tuple(name for name in curves if name not in present))
+    absent = tuple(name for name in curves if name not in present)
+    return Order(tuple(events), tuple(lags), absent, tuple(name for name in absent if len(curves[name])))

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 
 from circuitscope.analysis.causal.parts import Circuit
-from circuitscope.analysis.phases.detection import Transition, Transitions, transitions
+from circuitscope.analysis.phases.detection import Level, Transition, Transitions, transitions
 from circuitscope.analysis.phases.order import Order, order
-from circuitscope.analysis.phases.verdict import Verdict, largest_fall, verdict
+from circuitscope.analysis.phases.verdict import Verdict, accuracy_level, largest_fall, loss_level, verdict
 from circuitscope.analysis.registry import Row, run_analysis
 from circuitscope.analysis.scores.curves import curve_at, curve_of_part, followed, strongest
 from circuitscope.analysis.scores.registry import shown_in
@@ -34,6 +34,7 @@ COLUMNS = {
     "statistic": "float64",
     "sigma": "float64",
     "epoch": "float64",
+    "ends_at": "string",
 }
 
 
@@ -45,9 +46,10 @@ class Curve:
     values: F64
     clock: F64  # the sum of the learning rates up to each step
     repeats: F64 | None = None
+    level: Level | None = None  # what the curve reaches without a circuit
 
     def transitions(self) -> Transitions:
-        return transitions(self.steps, self.values, clock=self.clock, repeats=self.repeats)
+        return transitions(self.steps, self.values, clock=self.clock, repeats=self.repeats, level=self.level)
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,24 @@ class Timeline:
         """One row per transition."""
         for name, several in self.found.items():
             for one in several:
-                own = {column: getattr(one, column) for column in list(COLUMNS)[1:-1]}
+                own = {column: getattr(one, column) for column in list(COLUMNS)[1:-2]}
                 epoch = self.epoch_in(one)
-                yield {"curve": name, **own, "epoch": np.nan if epoch is None else epoch}
+                yield {
+                    "curve": name,
+                    **own,
+                    "epoch": np.nan if epoch is None else epoch,
+                    "ends_at": one.ends_at or None,
+                }
 
     def epoch_in(self, one: Transition) -> float | None:
         """The step within a transition at which the data begins to repeat: it may be what the transition shows."""
         return next((step for step in self.epochs if one.onset <= step <= one.end), None)
 
     def order(self, circuit: Circuit | None = None) -> Order:
-        """The order of loss, metric, and the scores of those parts of the circuit that a knockout backs."""
+        """The order of loss, metric, and the scores of those parts of the circuit that a knockout backs.
+
+        Transitions that go no further than the level of their curve are left out.
+        """
         parts = () if circuit is None else circuit.parts
         named = {"loss", self.metric, *(curve_of_part(part) for part in parts)}
         return order({name: several for name, several in self.found.items() if name in named}, at="midpoint")
@@ -101,6 +111,9 @@ def _no_phases(run: Run) -> str:
         "statistic": "−2 log likelihood ratio of the smooth baseline without and with the transition",
         "sigma": "standard deviation of the noise around the fit",
         "epoch": "step within the transition at which the training data begins to repeat, if there is one",
+        "ends_at": "the level that the transition does not go beyond, which needs no circuit: context-free (a loss that"
+        " an answer has which ignores the sequence) or any value (the accuracy of any value of the context), if there"
+        " is one",
     },
     refuses=_no_phases,
 )
@@ -120,8 +133,10 @@ def curves_of(run: Run, scores: pd.DataFrame | None = None, circuit: Circuit | N
     if why := _no_phases(run):
         raise UserError(f"{run.path}: {why}")
     train = rows[rows.split == "train"]
+    config, task = run.config, run.config.task
+    levels = {"loss": loss_level(task.context_free), "accuracy": accuracy_level(task.chance)}
     steps = held.step.to_numpy(float)
-    both = ("loss", run.config.task.metric)
+    both = ("loss", task.metric)
     places = {} if scores is None else {name: strongest(scores, name) for name in both}
     dense = {
         name: curve_at(scores, place) for name, place in places.items() if scores is not None and place is not None
@@ -130,22 +145,22 @@ def curves_of(run: Run, scores: pd.DataFrame | None = None, circuit: Circuit | N
     for name in both:
         if len(dense) == len(both) and min(map(len, dense.values())) > len(steps):
             rows = dense[name]
-            out[name] = _curve(run.config, rows.step.to_numpy(float), rows.value.to_numpy(float))
+            out[name] = _curve(config, rows.step.to_numpy(float), rows.value.to_numpy(float), levels.get(name))
         else:
             repeats = np.array(held[f"{name}_per_batch"].tolist(), dtype=float)
-            out[name] = _curve(run.config, steps, held[name].to_numpy(float), repeats)
-    out["train loss"] = _curve(run.config, train.step.to_numpy(float), train.loss.to_numpy(float))
+            out[name] = _curve(config, steps, held[name].to_numpy(float), levels.get(name), repeats)
+    out["train loss"] = _curve(config, train.step.to_numpy(float), train.loss.to_numpy(float), levels["loss"])
     names = [name for score in shown_in("timeline") for name in score.means] if scores is not None else []
     for name in names:
         assert scores is not None
         if (found := followed(scores, name, circuit)) is not None:
             steps, values = (found.rows[column].to_numpy(float) for column in ("step", "value"))
-            out[found.name] = _curve(run.config, steps, values)
+            out[found.name] = _curve(config, steps, values)
     return out
 
 
-def _curve(config: RunConfig, steps: F64, values: F64, repeats: F64 | None = None) -> Curve:
-    return Curve(steps, values, np.array(learning_time(steps.tolist(), config.train)), repeats)
+def _curve(config: RunConfig, steps: F64, values: F64, level: Level | None = None, repeats: F64 | None = None) -> Curve:
+    return Curve(steps, values, np.array(learning_time(steps.tolist(), config.train)), repeats, level)
 
 
 def epoch_steps(config: RunConfig) -> tuple[float, ...]:

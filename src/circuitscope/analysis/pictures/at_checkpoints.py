@@ -13,6 +13,7 @@ from circuitscope.analysis.pictures.choice import View
 from circuitscope.analysis.pictures.examples import ShownExamples
 from circuitscope.analysis.reading.opened import Walk, opened
 from circuitscope.analysis.scores.answers import answers
+from circuitscope.devices import on_cpu
 from circuitscope.errors import UserError
 from circuitscope.lens import HookedModel
 from circuitscope.models.dtype import default_dtype
@@ -53,7 +54,7 @@ def snapshots(
 @torch.no_grad()
 @default_dtype(torch.float32)
 def snapshot(model: HookedModel, step: int, examples: ShownExamples, views: Sequence[View]) -> Snapshot:
-    """The shown examples in one model, with one pass per length."""
+    """The shown examples in one model, with one pass per length; all comes to the CPU by one transfer."""
     where, target = examples.own.labelled()
     walks = [opened(model).walk(batch.inputs, at=where if i == 0 else None) for i, batch in enumerate(examples.batches)]
     found: dict[View, list[Tensor]] = {view: [] for view in views}
@@ -61,10 +62,13 @@ def snapshot(model: HookedModel, step: int, examples: ShownExamples, views: Sequ
         for view, several in _chosen(walk, views):
             found[view] += several
     said: list[list[Answer]] = [[] for _ in range(len(examples.own))]
-    if target.is_floating_point():  # the answers are vectors, which no picture writes down
-        return Snapshot(step, found, said)
-    given = answers(walks[0].logit_slices(), target)
-    for index, token, loss in zip(where.tolist(), given.token.tolist(), given.loss.tolist(), strict=True):
+    given = []
+    if not target.is_floating_point():  # answers that are vectors are written down in no picture
+        given = [*answers(walks[0].logit_slices(), target.to(walks[0].inputs.device))]
+    moved = iter(on_cpu([*given, *(matrix for several in found.values() for matrix in several)]))
+    losses, tokens = (next(moved).tolist() for _ in given) if given else ([], [])
+    found = {view: [next(moved) for _ in several] for view, several in found.items()}
+    for index, token, loss in zip(where.tolist() if given else (), tokens, losses, strict=True):
         right = round(math.exp(-loss), 4) if math.isfinite(loss) else None
         said[index // examples.own.length].append((token, right))
     return Snapshot(step, found, said)

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
+from torch import Tensor
 
 from circuitscope.analysis.checkpoints.runner import held_out, saved_steps
 from circuitscope.analysis.checkpoints.steps import ChosenSteps, choose_steps
@@ -18,6 +19,7 @@ from circuitscope.analysis.pictures.choice import Entries, leading_score
 from circuitscope.analysis.reading.opened import opened
 from circuitscope.analysis.scores.edges import named_edges
 from circuitscope.analysis.scores.weight_on_edges import weightings_of, weights_on
+from circuitscope.devices import on_cpu, widened
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.lens import HookedModel, layer_index
 from circuitscope.memory import check_fits
@@ -183,7 +185,7 @@ def read_pictures(
     step: int | None = None,
     scored: dict[tuple[str, int], tuple[str, float]] | None = None,
 ) -> list[Picture]:
-    """The matrices of a reading of one sequence, factor by factor.
+    """The matrices of a reading of one sequence, factor by factor; all come to the CPU by one transfer.
 
     Args:
         units: numbers of heads or channels, "all", "mean" or "mean_abs". Where some matrices are per head and others
@@ -193,7 +195,7 @@ def read_pictures(
     products = chosen_products(reading, factors)
     _check_memory(reading)
     if units in MEANS:
-        return [_mean(reading, product, units, step) for product in products]
+        return _arrived([_mean(reading, product, units, step) for product in products])
     finest = max(products, key=lambda product: product.size)
     numbers = _numbers(units, finest)
     if len(numbers) * len(products) > MOST:
@@ -207,13 +209,15 @@ def read_pictures(
             own = number // (finest.size // product.size)
             entries: Entries = "shares" if product.shares else "signed"
             score = (scored or {}).get((product.name, number))
-            values = _one(product, own)
-            pictures.append(
-                Picture(
-                    values, product.name, product.unit, product.size, own, entries, step, score, causal=product.causal
-                )
-            )
-    return pictures
+            about = (product.name, product.unit, product.size, own, entries, step, score, product.causal)
+            pictures.append((_one(product, own), about))
+    return _arrived(pictures)
+
+
+def _arrived(pictures: list[tuple[Tensor, tuple[Any, ...]]]) -> list[Picture]:
+    """Pictures of matrices wherever they are, each with the other fields of its picture."""
+    here = on_cpu([matrix for matrix, _ in pictures])
+    return [Picture(values.double().numpy(), *about) for values, (_, about) in zip(here, pictures, strict=True)]
 
 
 @torch.no_grad()
@@ -236,8 +240,8 @@ def strongest_units(
     values = [
         weights_on([edges], matrix, [kind])[edges.name, kind].mean(dim=0) for _, matrix in reading.slices(product)
     ]
-    best = torch.cat(values).topk(min(count, product.size))
-    return [Ranked(int(unit), float(value)) for value, unit in zip(best.values, best.indices, strict=True)]
+    best, units = on_cpu(torch.cat(values).topk(min(count, product.size)))
+    return [Ranked(int(unit), float(value)) for value, unit in zip(best, units, strict=True)]
 
 
 def _check_memory(reading: Reading) -> None:
@@ -260,17 +264,18 @@ def _numbers(units: UnitChoice, finest: Product) -> list[int]:
     return list(units)
 
 
-def _one(product: Product, unit: int) -> NDArray[Any]:
+def _one(product: Product, unit: int) -> Tensor:
     """The matrix of a unit, or only its diagonal if the factor is diagonal."""
-    matrix = product.build(slice(unit, unit + 1))[0, 0].double()
-    return (matrix.diagonal() if product.diagonal else matrix).cpu().numpy()
+    matrix = product.build(slice(unit, unit + 1))[0, 0]
+    return matrix.diagonal() if product.diagonal else matrix
 
 
-def _mean(reading: Reading, product: Product, how: Mean, step: int | None) -> Picture:
-    total = torch.zeros((), dtype=torch.float64)
+def _mean(reading: Reading, product: Product, how: Mean, step: int | None) -> tuple[Tensor, tuple[Any, ...]]:
+    total: Tensor | float = 0.0
     for _, matrix in reading.slices(product):
-        total = total + (matrix.abs() if how == "mean_abs" else matrix)[0].double().sum(dim=0).cpu()
+        total = total + widened((matrix.abs() if how == "mean_abs" else matrix)[0]).sum(dim=0)
+    assert isinstance(total, Tensor)
     mean = total / product.size
     entries: Entries = "shares" if product.shares else "sizes" if how == "mean_abs" else "signed"
-    values = (mean.diagonal() if product.diagonal else mean).numpy()
-    return Picture(values, product.name, product.unit, product.size, how, entries, step, causal=product.causal)
+    values = mean.diagonal() if product.diagonal else mean
+    return values, (product.name, product.unit, product.size, how, entries, step, None, product.causal)

@@ -1,8 +1,10 @@
 """Starting a Triton kernel: on the device of its tensors, with as many programs as it has items of work."""
 
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 _TILE = 128  # numbers that one program keeps of a state: four for each thread of a warp
@@ -37,3 +39,10 @@ def blocks_of(count: int, block: int) -> int:
 def plain(tensor: Tensor) -> Tensor:
     """The tensor as a kernel reads it: without a graph, with its numbers in order."""
     return tensor.detach().contiguous()
+
+
+@triton.jit
+@no_type_check
+def wide(size):
+    """A size in 64 bits. Triton hands it over in 32, in which the place of a number in a large array has no room."""
+    return tl.cast(size, tl.int64)

@@ -19,7 +19,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from circuitscope.kernels.triton.launch import block_of, blocks_of, launch, plain, power_of_two
+from circuitscope.kernels.triton.launch import block_of, blocks_of, launch, plain, power_of_two, wide
 
 
 @torch.no_grad()
@@ -93,11 +93,12 @@ def _composed_on_edges(
     STATES: tl.constexpr,
 ):
     """An edge is a sum over the entries of Φ that the conv brings to its source, from the last to the source itself."""
+    length, channels, states, width = wide(length), wide(channels), wide(states), wide(width)
     blocks = tl.cdiv(channels, CHANNELS)
     edge = tl.program_id(0) // blocks
     c = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
     n = tl.arange(0, STATES)
-    b = tl.load(sequence + edge).to(tl.int64)
+    b = tl.load(sequence + edge)
     at = b * length
     i, k = tl.load(dest + edge), tl.load(src + edge)
     by_channel = (b * channels + c) * length
@@ -119,7 +120,7 @@ def _composed_on_edges(
         total += entry * scale * tl.load(taps + c * width + (j - k), c < channels, 0.0)
         between += delta
     total *= tl.load(left + by_channel + i, c < channels, 0.0)
-    tl.store(out + edge.to(tl.int64) * channels + c, total, c < channels)
+    tl.store(out + edge * channels + c, total, c < channels)
 
 
 @triton.jit
@@ -142,11 +143,12 @@ def _composed_mass(
     SOURCES: tl.constexpr,
     STATES: tl.constexpr,
 ):
+    length, channels, states, width, batch = wide(length), wide(channels), wide(states), wide(width), wide(batch)
     item = tl.program_id(0)
     e, b, first = item % channels, item // channels % batch, item // channels // batch * SOURCES
     n, k = tl.arange(0, STATES), first + tl.arange(0, SOURCES)
-    at = b.to(tl.int64) * length
-    by_channel = at * channels + e.to(tl.int64) * length
+    at = b * length
+    by_channel = at * channels + e * length
     rate = tl.load(A + e * states + n, n < states, 0.0)
     skip = tl.load(D + e)
     g = tl.zeros([SOURCES, STATES], rate.dtype)
@@ -160,4 +162,4 @@ def _composed_mass(
         g = tl.exp(delta * rate)[None, :] * g + enters[:, None] * (delta * write)[None, :]
         row = tl.sum(g * read[None, :], 1) + enters * skip
         size = tl.sum(tl.where(k <= i, tl.abs(row), 0.0), 0) * tl.abs(tl.load(left + by_channel + i))
-        tl.store(out + item.to(tl.int64) * length + i, size)
+        tl.store(out + item * length + i, size)

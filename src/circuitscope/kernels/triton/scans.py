@@ -18,7 +18,7 @@ import triton.language as tl
 from jaxtyping import Complex, Float
 from torch import Tensor
 
-from circuitscope.kernels.triton.launch import block_of, blocks_of, launch, plain, power_of_two
+from circuitscope.kernels.triton.launch import block_of, blocks_of, launch, plain, power_of_two, wide
 
 States = Float[Tensor, "batch pos column"] | Complex[Tensor, "batch pos column"]
 
@@ -133,9 +133,10 @@ def _scan_columns(
     COMPLEX: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    length, columns = wide(length), wide(columns)
     blocks = tl.cdiv(columns, COLUMNS)
     c = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
-    at = (tl.program_id(0) // blocks).to(tl.int64) * length * columns + c
+    at = tl.program_id(0) // blocks * length * columns + c
     re = tl.zeros([COLUMNS], x.dtype.element_ty)
     im = tl.zeros([COLUMNS], x.dtype.element_ty)
     for step in range(length):
@@ -168,13 +169,14 @@ def _scan_delta(
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
 ):
+    length, heads, d_key, d_value = wide(length), wide(heads), wide(d_key), wide(d_value)
     blocks = tl.cdiv(d_value, VALUES)
     item = tl.program_id(0) // blocks  # sequence and head
     e = tl.program_id(0) % blocks * VALUES + tl.arange(0, VALUES)
     d = tl.arange(0, KEYS)
     real = (d < d_key)[:, None] & (e < d_value)[None, :]
     entry = d[:, None] * d_value + e[None, :]
-    at = (item // heads).to(tl.int64) * length * heads + item % heads
+    at = (item // heads) * length * heads + item % heads
     S = tl.zeros([KEYS, VALUES], X.dtype.element_ty)
     for step in range(length):
         row = at + (length - 1 - step if REVERSE else step) * heads

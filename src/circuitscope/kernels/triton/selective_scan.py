@@ -18,7 +18,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from circuitscope.kernels.triton.launch import block_of, blocks_of, launch, plain, power_of_two
+from circuitscope.kernels.triton.launch import block_of, blocks_of, launch, plain, power_of_two, wide
 
 CHUNK = 16  # positions between two saved states
 
@@ -119,8 +119,9 @@ def _scan_forward(
     CHANNELS: tl.constexpr,
     STATES: tl.constexpr,
 ):
+    length, channels, states = wide(length), wide(channels), wide(states)
     blocks = tl.cdiv(channels, CHANNELS)
-    b = (tl.program_id(0) // blocks).to(tl.int64)
+    b = tl.program_id(0) // blocks
     c = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
     n = tl.arange(0, STATES)
     real = (c < channels)[:, None] & (n < states)[None, :]
@@ -169,8 +170,9 @@ def _scan_backward(
     CHANNELS: tl.constexpr,
     STATES: tl.constexpr,
 ):
+    length, channels, states = wide(length), wide(channels), wide(states)
     blocks = tl.cdiv(channels, CHANNELS)
-    b = (tl.program_id(0) // blocks).to(tl.int64)
+    b = tl.program_id(0) // blocks
     c = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
     n = tl.arange(0, STATES)
     real = (c < channels)[:, None] & (n < states)[None, :]
@@ -180,7 +182,7 @@ def _scan_backward(
     saved += b * chunks * size
     scratch += b * tl.minimum(CHUNK_, length) * size
     at, shared = b * length * channels, b * length * states
-    summand = tl.program_id(0).to(tl.int64) * length * states
+    summand = tl.program_id(0) * length * states
     rate = tl.load(A + entry, real, 0.0)
     skip = tl.load(D + c, c < channels, 0.0)
     g = tl.zeros_like(rate)

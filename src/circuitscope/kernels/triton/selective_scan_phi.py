@@ -15,7 +15,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from circuitscope.kernels.triton.launch import block_of, blocks_of, launch, plain, power_of_two
+from circuitscope.kernels.triton.launch import block_of, blocks_of, launch, plain, power_of_two, wide
 
 GROUP = 64  # channels that one program of phi_mean adds up
 
@@ -171,10 +171,12 @@ class _Phi(torch.autograd.Function):
             SOURCES=block,
             STATES=power_of_two(states),
         )
+        with torch.autocast(grad.device.type, enabled=False):  # which would round both products
+            gdt_j, gB = torch.einsum("bejn,bjn->bje", gu, B), torch.einsum("bejn,bje->bjn", gu, dt)
         return (
-            gdt.sum(0).mT + torch.einsum("bejn,bjn->bje", gu, B),
+            gdt.sum(0).mT + gdt_j,
             gA.sum((0, 1)),
-            torch.einsum("bejn,bje->bjn", gu, dt),
+            gB,
             gC.sum((0, 2)),
             grad.diagonal(dim1=-2, dim2=-1).sum((0, 2)) if ctx.has_D else None,
         )
@@ -208,13 +210,14 @@ def _phi_rows(
     SOURCES: tl.constexpr,
     STATES: tl.constexpr,
 ):
+    length, channels, states, batch = wide(length), wide(channels), wide(states), wide(batch)
     item = tl.program_id(0)
     e, b, first = item % channels, item // channels % batch, item // channels // batch * SOURCES
     n, j = tl.arange(0, STATES), first + tl.arange(0, SOURCES)
-    at = b.to(tl.int64) * length
+    at = b * length
     rate = tl.load(A + e * states + n, n < states, 0.0)
     skip = tl.load(D + e)
-    matrix = (at * channels + e.to(tl.int64) * length) * length
+    matrix = (at * channels + e * length) * length
     h = tl.zeros([SOURCES, STATES], rate.dtype)
     for i in range(first, length):
         delta = tl.load(dt + (at + i) * channels + e)
@@ -225,7 +228,7 @@ def _phi_rows(
         if WHOLE:
             tl.store(out + matrix + i * length + j, row, j <= i)
         else:
-            tl.store(out + item.to(tl.int64) * length + i, tl.sum(tl.where(j <= i, tl.abs(row), 0.0), 0))
+            tl.store(out + item * length + i, tl.sum(tl.where(j <= i, tl.abs(row), 0.0), 0))
 
 
 @triton.jit
@@ -246,13 +249,14 @@ def _phi_mean(
     SOURCES: tl.constexpr,
     STATES: tl.constexpr,
 ):
+    length, channels, states, batch = wide(length), wide(channels), wide(states), wide(batch)
     blocks = tl.cdiv(length, SOURCES)
     item = tl.program_id(0) // blocks  # group of channels and sequence
     first = tl.program_id(0) % blocks * SOURCES
     n, j = tl.arange(0, STATES), first + tl.arange(0, SOURCES)
-    at = (item % batch).to(tl.int64) * length
+    at = (item % batch) * length
     start = item // batch * GROUP_
-    out += item.to(tl.int64) * length * length
+    out += item * length * length
     for e in range(start, tl.minimum(start + GROUP_, channels)):
         rate = tl.load(A + e * states + n, n < states, 0.0)
         skip = tl.load(D + e)
@@ -288,11 +292,12 @@ def _phi_on_edges(
     CHANNELS: tl.constexpr,
     STATES: tl.constexpr,
 ):
+    length, channels, states = wide(length), wide(channels), wide(states)
     blocks = tl.cdiv(channels, CHANNELS)
     edge = tl.program_id(0) // blocks
     c = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
     n = tl.arange(0, STATES)
-    at = tl.load(sequence + edge).to(tl.int64) * length
+    at = tl.load(sequence + edge) * length
     i, j = tl.load(dest + edge), tl.load(src + edge)
     rate = tl.load(A + c[:, None] * states + n[None, :], (c < channels)[:, None] & (n < states)[None, :], 0.0)
     between = tl.zeros([CHANNELS], rate.dtype)
@@ -305,7 +310,7 @@ def _phi_on_edges(
     entry = delta * tl.sum(decay * (read * write)[None, :], 1)
     entry += tl.where(i == j, tl.load(D + c, c < channels, 0.0), 0.0)
     entry = tl.where(j <= i, entry, 0.0)
-    tl.store(out + edge.to(tl.int64) * channels + c, entry, c < channels)
+    tl.store(out + edge * channels + c, entry, c < channels)
 
 
 @triton.jit
@@ -325,17 +330,18 @@ def _phi_profile(
     STATES: tl.constexpr,
 ):
     """Walks along the diagonals: h_j at lag δ is that of row j + δ, so each source has a row of its own."""
+    length, channels, states, batch = wide(length), wide(channels), wide(states), wide(batch)
     item = tl.program_id(0)
     e, b, first = item % channels, item // channels % batch, item // channels // batch * SOURCES
     n, j = tl.arange(0, STATES), first + tl.arange(0, SOURCES)
-    at = b.to(tl.int64) * length
+    at = b * length
     rate = tl.load(A + e * states + n, n < states, 0.0)
     inside = (j < length)[:, None] & (n < states)[None, :]
     delta = tl.load(dt + (at + j) * channels + e, j < length, 0.0)
     h = delta[:, None] * tl.load(B + (at + j)[:, None] * states + n[None, :], inside, 0.0)
     read = tl.load(C + (at + j)[:, None] * states + n[None, :], inside, 0.0)
     size = tl.where(j < length, tl.abs(tl.sum(h * read, 1) + tl.load(D + e)), 0.0)
-    tl.store(out + item.to(tl.int64) * length, tl.sum(size, 0))
+    tl.store(out + item * length, tl.sum(size, 0))
     for lag in range(1, length - first):
         row = j + lag
         inside = (row < length)[:, None] & (n < states)[None, :]
@@ -343,7 +349,7 @@ def _phi_profile(
         h = tl.exp(delta[:, None] * rate[None, :]) * h
         read = tl.load(C + (at + row)[:, None] * states + n[None, :], inside, 0.0)
         size = tl.where(row < length, tl.abs(tl.sum(h * read, 1)), 0.0)
-        tl.store(out + item.to(tl.int64) * length + lag, tl.sum(size, 0))
+        tl.store(out + item * length + lag, tl.sum(size, 0))
 
 
 @triton.jit
@@ -366,12 +372,13 @@ def _phi_backward(
     SOURCES: tl.constexpr,
     STATES: tl.constexpr,
 ):
+    length, channels, states, batch = wide(length), wide(channels), wide(states), wide(batch)
     item = tl.program_id(0)
     e, b, first = item % channels, item // channels % batch, item // channels // batch * SOURCES
     n, j = tl.arange(0, STATES), first + tl.arange(0, SOURCES)
-    at = b.to(tl.int64) * length
-    matrix = (at * channels + e.to(tl.int64) * length) * length
-    summand = item.to(tl.int64) * length
+    at = b * length
+    matrix = (at * channels + e * length) * length
+    summand = item * length
     rate = tl.load(A + e * states + n, n < states, 0.0)
     inside = (j < length)[:, None] & (n < states)[None, :]
     entered = tl.load(dt + (at + j) * channels + e, j < length, 0.0)[:, None] * tl.load(
@@ -393,8 +400,8 @@ def _phi_backward(
         sum_A += tl.sum(weight * h * between[:, None], 0)
         exponent = tl.where(j < i, tl.sum(weight * h * rate[None, :], 1), 0.0)
         tl.store(exponents + matrix + i * length + j, exponent, j <= i)
-    tl.store(gA + item.to(tl.int64) * states + n, sum_A, n < states)
-    place = (at * channels + e.to(tl.int64) * length + j)[:, None] * states + n[None, :]
+    tl.store(gA + item * states + n, sum_A, n < states)
+    place = (at * channels + e * length + j)[:, None] * states + n[None, :]
     tl.store(gu + place, sum_u, inside)
     tl.debug_barrier()  # the second walk reads what other threads of this program wrote
     later = tl.zeros([SOURCES], rate.dtype)  # Σ of E_kj over k ≥ i

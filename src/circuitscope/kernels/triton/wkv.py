@@ -13,7 +13,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from circuitscope.kernels.triton.launch import block_of, blocks_of, launch, plain
+from circuitscope.kernels.triton.launch import block_of, blocks_of, launch, plain, wide
 
 NONE = tl.constexpr(-1e30)  # the running maximum before the first position: below any key, and finite
 
@@ -89,9 +89,10 @@ def _scales(d):
 @triton.jit
 @no_type_check
 def _wkv_forward(w, u, k, v, y, length, channels, CHANNELS: tl.constexpr):
+    length, channels = wide(length), wide(channels)
     blocks = tl.cdiv(channels, CHANNELS)
     c = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
-    at = (tl.program_id(0) // blocks).to(tl.int64) * length * channels
+    at = tl.program_id(0) // blocks * length * channels
     decay = -tl.load(w + c, c < channels, 0.0)
     bonus = tl.load(u + c, c < channels, 0.0)
     num, den, low = tl.zeros_like(bonus), tl.zeros_like(bonus), tl.zeros_like(bonus)
@@ -114,11 +115,12 @@ def _wkv_forward(w, u, k, v, y, length, channels, CHANNELS: tl.constexpr):
 @triton.jit
 @no_type_check
 def _wkv_backward(w, u, k, v, g, scratch, gw, gu, gk, gv, length, channels, batch, CHANNELS: tl.constexpr):
+    length, channels, batch = wide(length), wide(channels), wide(batch)
     blocks = tl.cdiv(channels, CHANNELS)
-    b = (tl.program_id(0) // blocks).to(tl.int64)
+    b = tl.program_id(0) // blocks
     c = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
     at = b * length * channels
-    size = tl.cast(batch, tl.int64) * length * channels
+    size = batch * length * channels
     outs, weights, owns = scratch, scratch + size, scratch + 2 * size
     highs, lows = scratch + 3 * size, scratch + 4 * size
     decay = -tl.load(w + c, c < channels, 0.0)

@@ -83,7 +83,7 @@ def place_of(found: Results, score: str) -> tuple[int, str] | None:
 
 
 def _transitions(found: Results) -> dict[str, Any]:
-    """The verdict, transitions by midpoint, and onset and end of every fall of the loss."""
+    """The verdict, transitions by midpoint, and onset and end of every fall of the loss that is a bump."""
     if "phases" not in found:
         return {"verdict": ["no verdict", refusal("phases", found.run)], "events": [], "bumps": []}
     when = found.timeline
@@ -93,6 +93,7 @@ def _transitions(found: Results) -> dict[str, Any]:
             "curve": name,
             "of": name.partition(" ")[0].partition("+")[0],
             **{key: number(getattr(t, key)) for key in keys},
+            "ends_at": t.ends_at,
         }
         for name, several in when.found.items()
         if name != "train loss"
@@ -102,7 +103,7 @@ def _transitions(found: Results) -> dict[str, Any]:
     return {
         "verdict": [kind, when.verdict.sentence.removeprefix(f"{kind}: ")],
         "events": sorted(events, key=lambda e: e["midpoint"]),
-        "bumps": [[float(t.onset), float(t.end)] for t in when.found["loss"] if t.size < 0],
+        "bumps": [[float(t.onset), float(t.end)] for t in when.found["loss"].beyond if t.size < 0],
     }
 
 

@@ -7,6 +7,7 @@ from circuitscope.analysis.checkpoints.results import Results
 from circuitscope.analysis.phases.detection import Transition
 from circuitscope.analysis.phases.order import Order
 from circuitscope.analysis.phases.timeline import Timeline
+from circuitscope.analysis.phases.verdict import ANY_VALUE, CONTEXT_FREE
 from circuitscope.viz.registry import words
 
 
@@ -31,10 +32,17 @@ def timeline_lines(timeline: Timeline) -> Iterator[str]:
         for t in several:
             yield (
                 f"  {name}: {'rises' if t.size > 0 else 'falls'} by {abs(t.size):.2f}, steps {t.onset:.0f} to"
-                f" {t.end:.0f}, midpoint {t.midpoint:.0f} ({t.low:.0f} to {t.high:.0f}){_epoch(timeline, t)}"
+                f" {t.end:.0f}, midpoint {t.midpoint:.0f} ({t.low:.0f} to {t.high:.0f})"
+                f"{_MEANINGS.get(t.ends_at, '')}{_epoch(timeline, t)}"
             )
     for note, names in not_judged.items():
         yield f"  not judged: {', '.join(names)} ({note})"
+
+
+_MEANINGS = {
+    CONTEXT_FREE: "; context-free: it learns which tokens are answers",
+    ANY_VALUE: "; it ends at the accuracy of any value of the context",
+}
 
 
 def _epoch(timeline: Timeline, one: Transition) -> str:

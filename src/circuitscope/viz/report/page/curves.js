@@ -110,7 +110,8 @@ class Curves extends Charts {
       const room = Math.max(start, this.width - stop) - 10;
       const turn = event.size > 0 ? "rises" : "falls";
       const name = words(event.curve);
-      const full = `${name} ${turn}, ${Math.round(event.onset)} to ${Math.round(event.end)}`;
+      const level = event.ends_at ? ` (to the ${event.ends_at} level)` : "";
+      const full = `${name} ${turn}, ${Math.round(event.onset)} to ${Math.round(event.end)}${level}`;
       const text = fitting([full, name], room);
       const isRight = this.width - stop >= start;
       const place = isRight
