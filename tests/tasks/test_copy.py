@@ -117,3 +117,16 @@ def test_what_cannot_generate_is_measured_without_it_and_says_why():
         assert "needs a causal model" in task.unmeasured(ahead)[name]
         assert "needs a model with recurrent steps" in task.unmeasured(torch.nn.Linear(2, 2))[name]
     assert task.unmeasured(cs.model("lstm", vocab_size=8)) == {}
+
+
+@forms
+def test_any_letter_of_the_string_is_right_as_often_as_the_letter_stands_in_it(form):
+    task = cs.task("copy", form=form, vocab_size=12)
+    batch = task.batch(0, size=20)
+    found = task.baselines["any letter of the string"](batch).tolist()
+    expected = []
+    for tokens, labels, roles in zip(batch.tokens, batch.labels, batch.layout.roles, strict=True):
+        string = tokens[roles == Role.VALUE].tolist()
+        expected += [string.count(label) / len(string) for label in labels[labels != NO_LABEL].tolist()]
+    assert found == pytest.approx(expected)
+    assert min(found) == 0  # the end mark

@@ -142,6 +142,39 @@ def test_a_two_layer_network_is_linear_along_a_ray(scaled):
     assert (s > 0).any()
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_label_of_a_two_layer_network_is_that_of_its_own_weights(scaled):
+    """Unit by unit, with weights that are standard normal and drawn for each sequence."""
+    from circuitscope.tasks.two_layer_network import layers
+
+    task = cs.task("two_layer_network", dims=3, hidden=5, points=4, scaled=scaled)
+    batch = task.batch(2, size=6)
+    first, second = layers(*task.address(2, "train", 6), 3, 5)
+    x, y = points(batch)
+    for row in range(6):
+        for point in range(4):
+            s = [max(0.0, sum(first[row, i, unit] * x[row, point, i] for i in range(3))) for unit in range(5)]
+            expected = sum(w * value for w, value in zip(second[row], s, strict=True)) * (
+                (2 / 5) ** 0.5 if scaled else 1
+            )
+            assert y[row, point] == pytest.approx(expected, abs=1e-5)
+    assert torch.equal(batch.labels[:, 2::2, 0], batch.inputs[:, 3::2, 0])
+    many = layers(7, np.arange(500), 3, 5)
+    assert all(stats.kstest(part.ravel(), "norm").pvalue > 1e-3 for part in many)
+
+
+def test_the_thought_of_a_chain_is_max_0_w_x_for_one_w_per_sequence():
+    """W is found from the points where a unit is positive, and then gives the unit at every point."""
+    batch = cs.task("chain_of_thought", dims=3, hidden=4, points=40).batch(0, size=8)
+    x, s = (batch.inputs[:, i::3].double().numpy() for i in range(2))
+    for row in range(8):
+        for unit in range(4):
+            positive = s[row, :, unit] > 0
+            assert positive.sum() > 3
+            w, *_ = np.linalg.lstsq(x[row, positive, :3], s[row, positive, unit], rcond=None)
+            assert np.maximum(0, x[row, :, :3] @ w) == pytest.approx(s[row, :, unit], abs=1e-4)
+
+
 def test_a_tree_goes_right_where_a_coordinate_is_above_zero():
     task = small("decision_tree", depth=3, dims=4, points=30)
     x = task.inputs_of(5, EXAMPLES)
@@ -300,6 +333,10 @@ def test_baselines_of_vector_mqar_are_what_they_are_called():
     assert found["answering 0"] == pytest.approx(1, abs=1e-5)
     assert found["the mean of the values"] == pytest.approx(1 - 1 / 8, abs=0.02)
     assert not task.larger_is_better
+    chain = cs.task("chain_of_thought", dims=3, hidden=4, points=5)
+    answered = chain.batch(0, size=9)
+    zero = chain.baselines["answering 0"](answered)
+    assert zero == pytest.approx(answered.labelled()[1].square().sum(dim=1))
 
 
 def test_a_curriculum_grows_with_the_step_and_leaves_held_out_examples_alone():
@@ -321,6 +358,7 @@ def test_a_curriculum_grows_with_the_step_and_leaves_held_out_examples_alone():
     ("name", "options", "said"),
     [
         ("sparse_linear", {"dims": 2}, "nonzero must be at most dims = 2, got 3"),
+        ("orthogonal_outlier", {"dims": 1}, "dims must be at least 2, or nothing but 0 is orthogonal to w, got 1"),
         ("sparse_parity", {"dims": 3, "factors": 4}, "factors must be at most dims = 3, got 4"),
         ("vector_mqar", {"pairs": 4, "queries": 5}, "queries must be at most pairs = 4, got 5"),
         ("linear_regression", {"first_dims": 21, "curriculum": 5}, "first_dims must be at most dims = 20, got 21"),

@@ -101,3 +101,12 @@ def test_a_block_longer_than_the_vocabulary_is_refused_with_the_numbers():
     with pytest.raises(cs.UserError, match=r"19.*20"):
         cs.task("induction", block=20, vocab_size=20)
     assert cs.task("induction", block=19, vocab_size=20).batch(0, size=1).tokens.shape == (1, 77)
+
+
+def test_any_token_of_the_block_is_right_once_in_a_period():
+    task = Induction(block=9, repeats=3, vocab_size=40)
+    batch = task.batch(0, size=12)
+    periods = batch.layout.period[batch.labelled()[0] // batch.length]
+    assert torch.equal(task.baselines["any token of the block"](batch), 1 / periods)
+    fixed = Induction(block=5, repeats=3, vocab_size=40, varied=False)
+    assert fixed.baselines["any token of the block"](fixed.batch(0, size=3)) == pytest.approx(1 / 5)

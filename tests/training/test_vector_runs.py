@@ -80,6 +80,9 @@ def test_every_analysis_gives_a_table_or_says_why_not(which, request):
         assert isinstance(table, pd.DataFrame)
         assert len(table) or name == "phases"
     assert bool(refusal("circuit", run)) == (which == "regression")
+    said = [line for name in ANALYSES for line in ANALYSES[name].leaves_out(run)]
+    assert any(line.startswith("induction, duplicate are left out: they need a task with tokens") for line in said)
+    assert len(said) == (3 if which == "regression" else 1)  # also what needs pairs: scores and interchange
 
 
 def test_scores_of_a_task_without_pairs_say_which_it_has(regression):

@@ -38,6 +38,7 @@ class Analysis:
         means: what columns mean, where their names do not say it.
         steps: the checkpoints that it reads by default.
         refuses: gives the reason why a run cannot have this analysis, or "".
+        leaves_out: says in sentences which parts of it a run cannot have, and why.
         depends_on: what the rows depend on besides the checkpoint and the sequences, such as the list of scores, in a
             form that JSON can hold. Rows that were made with another value are computed again.
         at_once: how many checkpoints of a run are best read at the same time on so many sequences; `rows` then runs on
@@ -54,6 +55,7 @@ class Analysis:
     means: Mapping[str, str] = field(default_factory=dict)
     steps: Literal["all", "last"] = "all"
     refuses: "Callable[[Run], str]" = lambda run: ""
+    leaves_out: "Callable[[Run], Iterable[str]]" = lambda run: ()
     depends_on: "Callable[[Run], Any]" = lambda run: None
     at_once: "Callable[[Run, int], int]" = lambda run, sequences: 1
     at_most: "Callable[[Run], int | None]" = lambda run: None

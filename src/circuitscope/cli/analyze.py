@@ -161,6 +161,9 @@ def _analyze(
         for name, why in refused.items():
             if everything or name in asked:
                 _print(f"{name} is left out: {why}")
+        for name in names if everything else ():
+            for sentence in ANALYSES[name].leaves_out(run):
+                _print(sentence)
         with watching() as progress:
             found.append(analysis_results(run, names, steps=steps, sequences=sequences, progress=progress))
         for name in names:

@@ -9,10 +9,12 @@ from circuitscope.cli.table import print_table
 from circuitscope.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from rich.text import Text
     from torch import Tensor
 
-    from circuitscope.tasks import Batch, Role
+    from circuitscope.tasks import Batch, Role, Task
 
 app = typer.Typer(no_args_is_help=False, help="List the tasks, show examples of one, or export them.")
 
@@ -56,6 +58,7 @@ def show(
 
     from circuitscope import tasks
     from circuitscope.config import parse_assignments
+    from circuitscope.tasks import Role
 
     cls = tasks.TASKS[name]
     given = {key: value for key, value in {"length": length, "pairs": pairs}.items() if value is not None}
@@ -63,13 +66,18 @@ def show(
     if shown.max_length > _LONGEST:
         raise UserError(f"examples of more than {_LONGEST:,} tokens are not printed, got {shown.max_length:,}")
     batch = shown.batch(step, size=count)
+    key, numbers = shown.address(step, "train", count)
     console = Console(highlight=False)
     console.print(f"[bold]{name}[/bold]: {_about(cls)}")
     for row in range(count):
-        console.print(_example(batch, row))
+        console.print()
+        for line in shown.at_step(step, "train").function(key, int(numbers[row])):
+            console.print(line, markup=False, soft_wrap=True)
+        console.print(_example(shown, batch, row))
         for line in shown.remarks(batch, row):
             console.print(line, markup=False, soft_wrap=True)
-    console.print(_legend(cls.roles))
+    there = {Role(number) for number in batch.layout.roles.unique().tolist()}
+    console.print(_legend([*cls.roles, *sorted(there - set(cls.roles))], cls.about_roles))
 
 
 @app.command()
@@ -113,9 +121,11 @@ def _about(cls: type) -> str:
     return (cls.__doc__ or "").partition("\n")[0]
 
 
-def _example(batch: "Batch", row: int) -> "Text":
+def _example(task: "Task", batch: "Batch", row: int) -> "Text":
     """What the example is, in a form that a person can check by eye."""
-    return _of_vectors(batch, row) if batch.inputs.is_floating_point() else _of_tokens(batch, row)
+    if batch.inputs.is_floating_point():
+        return _of_vectors(batch, row)
+    return _of_tokens(batch, row, getattr(task, "spelled", str))
 
 
 def _of_vectors(batch: "Batch", row: int) -> "Text":
@@ -124,7 +134,7 @@ def _of_vectors(batch: "Batch", row: int) -> "Text":
 
     from circuitscope.tasks import Role
 
-    lines = [Text("")]
+    lines = []
     if batch.weights is not None:
         lines.append(Text(f"w        {_numbers(batch.weights[row])}"))
     labelled = batch.has_label()[row]
@@ -138,28 +148,31 @@ def _numbers(vector: "Tensor") -> str:
     return " ".join(f"{float(x):6.2f}" for x in vector)
 
 
-def _of_tokens(batch: "Batch", row: int) -> "Text":
+def _of_tokens(batch: "Batch", row: int, spelled: "Callable[[int], str]") -> "Text":
     """Tokens above their labels, with a dot where there is no label."""
     from rich.text import Text
 
     from circuitscope.tasks import NO_LABEL, Role
 
-    width = len(str(int(max(batch.tokens.max(), batch.labels.max())))) + 1
+    every = {*batch.tokens.flatten().tolist(), *batch.labels.flatten().tolist()} - {NO_LABEL}
+    width = max(len(spelled(token)) for token in every) + 1
     tokens, labels = Text("tokens"), Text("labels")
     for token, label, role in zip(batch.tokens[row], batch.labels[row], batch.layout.roles[row], strict=True):
-        tokens.append(f"{int(token):>{width}}", style=Role(int(role)).colour)
+        tokens.append(f"{spelled(int(token)):>{width}}", style=Role(int(role)).colour)
         blank = label == NO_LABEL
-        labels.append(f"{'·' if blank else int(label):>{width}}", style="dim" if blank else "bold")
-    return Text("\n").join([Text(""), tokens, labels])
+        labels.append(f"{'·' if blank else spelled(int(label)):>{width}}", style="dim" if blank else "bold")
+    return Text("\n").join([tokens, labels])
 
 
-def _legend(roles: "tuple[Role, ...]") -> "Text":
+def _legend(roles: "Sequence[Role]", about: "Mapping[Role, str]") -> "Text":
     from rich.text import Text
 
     width = max(len(role.name) for role in roles)
     lines = [Text("")]
     for role in roles:
-        lines.append(Text(f"{role.name:{width}}  ", style=role.colour).append(role.about, style="default"))
+        lines.append(
+            Text(f"{role.name:{width}}  ", style=role.colour).append(about.get(role, role.about), style="default")
+        )
     lines.append(
         Text(f"{'label':{width}}  ", style="bold").append("the answer that is expected there", style="default")
     )

@@ -57,6 +57,7 @@ class Task(Section):
     in_nats   whether the loss is a cross-entropy, so that its exponential is a perplexity
     tested_on how many sequences `evaluate` takes by default
     small     options for an example that fits on a screen
+    about_roles  what a role means here, where the words of the role itself do not fit
     recipe    values of config fields, such as {"train.steps": 3000}, under which models learn it; they win over the
               recipe of the model, and what is given wins over them (config/recipes.py)
     """
@@ -70,6 +71,7 @@ class Task(Section):
     roles: ClassVar[tuple[Role, ...]]
     features: ClassVar[frozenset[Feature]] = frozenset()
     small: ClassVar[Mapping[str, Any]] = {}
+    about_roles: ClassVar[Mapping[Role, str]] = {}
     recipe: ClassVar[Mapping[str, Any]] = {}
 
     name: str
@@ -184,6 +186,10 @@ class Task(Section):
         """Lines that `circuitscope tasks show` prints below an example: what its tokens alone do not tell."""
         return []
 
+    def function(self, key: int, example: int) -> list[str]:
+        """Lines that `circuitscope tasks show` prints above an example: the function that was drawn for it, if any."""
+        return []
+
     @model_validator(mode="after")
     def _known_version(self) -> "Task":
         if self.version != self.current_version:
@@ -214,12 +220,16 @@ class Task(Section):
         if step < 0 or size < 1 or step * size + size >= 2**63:
             raise UserError(f"batch needs step >= 0, size >= 1 and step · size < 2^63, got step {step} and size {size}")
         self._check_memory(size, split)
+        return self.at_step(step, split).generate(*self.address(step, split, size, seed))
+
+    def address(self, step: int, split: Split, size: int, seed: int | None = None) -> tuple[int, I64]:
+        """The stream of a batch, and the numbers that its examples have there."""
         key = stream_key(self.name, self.version, split, 0 if seed is None else seed)
         index = step * size + np.arange(size, dtype=np.int64)
         if self.examples is not None and split == "train":
             epoch, place = np.divmod(index, self.examples)
             index = np.concatenate([_shuffled(key, int(e), self.examples)[place[epoch == e]] for e in np.unique(epoch)])
-        return self.at_step(step, split).generate(key, index)
+        return key, index
 
     def _check_memory(self, size: int, split: Split) -> None:
         """Refuses a batch, or an order of the training examples, that memory cannot hold."""

@@ -47,6 +47,11 @@ def by_rule(rule: Rule, batch: Batch) -> Float[Tensor, " label"]:
     return batch.losses(torch.from_numpy(answers).flatten()[where.cpu()][:, None].float())
 
 
+def answering_zero(batch: Batch) -> Float[Tensor, " label"]:
+    """The loss of answering 0 at each label."""
+    return batch.losses(torch.zeros_like(batch.labelled()[1]))
+
+
 def least_squares(x: Floats, y: Floats, new: Floats) -> Floats:
     """w · x with the shortest w of least squared error: X⁺ y."""
     return _floats(np.einsum("nd,nd->n", least_squares_weights(x, y), new))

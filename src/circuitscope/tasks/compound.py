@@ -25,6 +25,10 @@ class CompoundRecall(Recall):
     roles = (Role.KEY, Role.VALUE, Role.QUERY, Role.FILLER)
     features = frozenset({"pairs"})
     small: ClassVar = {"length": 24, "pairs": 4, "vocab_size": 60}
+    about_roles: ClassVar = {
+        Role.KEY: "one of the two tokens of a key",
+        Role.QUERY: "a key again: at its second token the value is asked for",
+    }
     recipe: ClassVar = {
         "task.examples": None,
         "train.lr": 5e-3,

@@ -7,7 +7,9 @@ suffix    $ s | g | a .
                   a .       (labels: the answer and the end mark, each at the position before it)
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from string import ascii_lowercase
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from circuitscope.errors import UserError
 from circuitscope.section import Unit
-from circuitscope.tasks.base import register
+from circuitscope.tasks.base import Baseline, register
 from circuitscope.tasks.batch import NO_LABEL, Batch, Layout
 from circuitscope.tasks.generated import generated_answers, why_not_generated
 from circuitscope.tasks.measure import Measure
@@ -28,6 +30,7 @@ from circuitscope.tasks.streams import I64, below, stream_key, words
 from circuitscope.tasks.token_task import TokenTask
 
 START, BAR, END, PAD = 0, 1, 2, 3
+_MARKS = "$|._"
 LETTERS = 4  # the first letter
 _GENERATED = ("generated accuracy", "generated exact match")
 
@@ -47,6 +50,12 @@ class Copy(TokenTask):
     roles = (Role.START, Role.VALUE, Role.QUERY, Role.FILLER)
     features = frozenset({"answers"})
     small: ClassVar = {"shortest": 5, "longest": 8}
+    about_roles: ClassVar = {
+        Role.VALUE: "a letter of the string",
+        Role.KEY: "a letter of the n-gram",
+        Role.QUERY: "the next letter of the answer, or the end mark, is asked for",
+        Role.FILLER: "a mark: | between the parts, . at the end, _ for padding",
+    }
     recipe: ClassVar = {
         "task.examples": None,
         "train.lr": 2e-3,
@@ -95,6 +104,10 @@ class Copy(TokenTask):
     def sizes(self) -> dict[str, int]:
         return {"longest": self.longest}
 
+    @property
+    def baselines(self) -> Mapping[str, Baseline]:
+        return {"any letter of the string": _any_letter}
+
     def outcomes(self, batch: Batch, logits: Float[Tensor, "label vocab"]) -> dict[str, Float[Tensor, " label"]]:
         """Accuracy per character, the end mark included; and exact match, which stands at a sequence's last label."""
         found = super().outcomes(batch, logits)
@@ -108,6 +121,10 @@ class Copy(TokenTask):
             values = (right, _all_right(batch, right))
             found |= {name: Measure.at_labels(batch, one) for name, one in zip(_GENERATED, values, strict=True)}
         return found
+
+    def spelled(self, token: int) -> str:
+        """A mark, or a letter; letters beyond z are numbers."""
+        return f"{_MARKS}{ascii_lowercase}"[token] if token < LETTERS + len(ascii_lowercase) else str(token)
 
     def unmeasured(self, model: Any) -> dict[str, str]:
         why = why_not_generated(model)
@@ -173,6 +190,13 @@ class Copy(TokenTask):
         inside = np.arange(every.shape[1]) <= length[:, None] - self.ngram
         counts: I64 = ((every == gram).all(axis=2) & inside).sum(axis=1)
         return counts
+
+
+def _any_letter(batch: Batch) -> Float[Tensor, " label"]:
+    """The share of the string's letters that equal each label; 0 where the end mark is asked for."""
+    where, target = batch.labelled()
+    row, letter = where // batch.length, batch.layout.roles == Role.VALUE
+    return ((batch.tokens[row] == target[:, None]) & letter[row]).sum(dim=1) / letter.sum(dim=1)[row]
 
 
 def _all_right(batch: Batch, right: Float[Tensor, " label"]) -> Float[Tensor, " label"]:

@@ -13,6 +13,8 @@ from circuitscope.tasks.in_context import Floats, InContext
 from circuitscope.tasks.linear_regression import NEAREST
 from circuitscope.tasks.streams import I64, below, normal, stream_key, words
 
+_DEEPEST = 4  # of a tree that is printed
+
 
 @register("decision_tree")
 class DecisionTree(InContext):
@@ -57,6 +59,23 @@ class DecisionTree(InContext):
         coordinates = below(words(stream_key(key, "nodes"), examples, inner), self.active)
         return coordinates, normal(words(stream_key(key, "leaves"), examples, inner + 1))
 
+    def function(self, key: int, example: int) -> list[str]:
+        coordinates, leaves = (part[0] for part in self.nodes(key, np.array([example])))
+
+        def lines(node: int) -> list[str]:
+            if node >= len(coordinates):
+                return [f"y = {leaves[node - len(coordinates)]:.2f}"]
+            right, left = lines(2 * node + 2), lines(2 * node + 1)
+            asked = f"if x{coordinates[node] + 1} > 0: "
+            return [
+                asked + right[0],
+                *_below(asked, right[1:]),
+                f"{'else: ':>{len(asked)}}{left[0]}",
+                *_below(asked, left[1:]),
+            ]
+
+        return lines(0) if self.depth <= _DEEPEST else []
+
     def outputs(self, key: int, examples: I64, x: Floats) -> Floats:
         coordinates, leaves = self.nodes(key, examples)
         node = np.zeros(x.shape[:2], dtype=np.int64)
@@ -65,6 +84,11 @@ class DecisionTree(InContext):
             value = np.take_along_axis(x, compared[:, :, None], axis=2)[:, :, 0]
             node = 2 * node + 1 + (value > 0)
         return np.take_along_axis(leaves, node - coordinates.shape[1], axis=1)
+
+
+def _below(head: str, lines: list[str]) -> list[str]:
+    """Lines that stand under what follows a head."""
+    return [" " * len(head) + line for line in lines]
 
 
 def _tree() -> Any:

@@ -30,6 +30,11 @@ class FuzzyRecall(Recall):
     roles = (Role.KEY, Role.VALUE, Role.QUERY, Role.FILLER)
     features = frozenset({"pairs"})
     small: ClassVar = {"length": 24, "pairs": 2, "vocab_size": 20, "motif": 2}
+    about_roles: ClassVar = {
+        Role.KEY: "a token of a key",
+        Role.VALUE: "a token of the value of the key before it",
+        Role.QUERY: "a key again, then its value but for the last token: the next token of the value is asked for",
+    }
     recipe: ClassVar = {
         "task.examples": None,
         "train.lr": 2e-3,

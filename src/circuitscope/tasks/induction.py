@@ -1,15 +1,18 @@
 """Repeated random blocks, the sequences on which prefix matching is scored."""
 
+from collections.abc import Mapping
 from math import log
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from circuitscope.errors import UserError
 from circuitscope.section import Added, Unit
-from circuitscope.tasks.base import register
+from circuitscope.tasks.base import Baseline, register
 from circuitscope.tasks.batch import NO_LABEL, Batch, Layout
 from circuitscope.tasks.roles import Role
 from circuitscope.tasks.streams import I64, below, distinct, words
@@ -71,6 +74,10 @@ class Induction(TokenTask):
         return range(max(2, -(-self.block // 3)) if self.varied else self.block, self.block + 1)
 
     @property
+    def baselines(self) -> Mapping[str, Baseline]:
+        return {"any token of the block": _any_token}
+
+    @property
     def context_free(self) -> float:
         return log(self.vocab_size - 1)
 
@@ -107,3 +114,9 @@ class Induction(TokenTask):
         drawn = words(key, examples, 2 * (n + others) + 2)
         period, before = shortest + below(drawn[:, -2], n - shortest + 1), below(drawn[:, -1], others + 1)
         return period, before, 1 + distinct(drawn[:, :-2], tokens)
+
+
+def _any_token(batch: Batch) -> Float[Tensor, " label"]:
+    """How often a token of the block is the right one if it is chosen blindly."""
+    period = torch.as_tensor(batch.layout.period).expand(len(batch))
+    return 1 / period[batch.labelled()[0] // batch.length]

@@ -13,8 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from circuitscope.errors import UserError
 from circuitscope.section import Unit
 from circuitscope.tasks.base import Task, register
 from circuitscope.tasks.baselines import Rule
@@ -81,6 +82,12 @@ class OrthogonalOutlier(Outliers):
     plane: Literal["sequence", "pair"] = Field(
         default="sequence", description="whether u and v are drawn once per sequence, or for each pair"
     )
+
+    @model_validator(mode="after")
+    def _room_beside_w(self) -> "OrthogonalOutlier":
+        if self.dims < 2:
+            raise UserError(f"dims must be at least 2, or nothing but 0 is orthogonal to w, got {self.dims}")
+        return self
 
     def replacements(self, key: int, examples: I64, w: Floats) -> tuple[Floats, Floats]:
         n, planes = len(examples), 1 if self.plane == "sequence" else self.points

@@ -30,6 +30,7 @@ class SelectiveCopy(TokenTask):
     roles = (Role.VALUE, Role.QUERY, Role.FILLER)
     features = frozenset({"answers"})
     small: ClassVar = {"length": 20, "copied": 4, "vocab_size": 32}
+    about_roles: ClassVar = {Role.VALUE: "a token to copy", Role.QUERY: "the next token to copy is asked for"}
     recipe: ClassVar = {
         "task.examples": None,
         "train.lr": 3e-3,

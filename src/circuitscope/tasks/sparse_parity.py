@@ -81,6 +81,9 @@ class SparseParity(InContext):
         drawn = words(stream_key(key, "hidden"), examples, self.dims)[:, : max(self.active, self.factors)]
         return order(drawn)[:, : self.factors]
 
+    def function(self, key: int, example: int) -> list[str]:
+        return [f"y = {' · '.join(f'x{i + 1}' for i in sorted(self.hidden(key, np.array([example]))[0].tolist()))}"]
+
     def outputs(self, key: int, examples: I64, x: Floats) -> Floats:
         return np.asarray(np.take_along_axis(x, self.hidden(key, examples)[:, None], axis=2).prod(axis=2))
 

@@ -27,13 +27,16 @@ class StackedMQAR(Recall):
 
     roles = (Role.PAIR, Role.QUERY, Role.FILLER)
     features = frozenset({"answers"})
-    small: ClassVar = {"length": 16, "pairs": 3, "vocab_size": 81}
+    small: ClassVar = {"length": 14, "pairs": 3, "vocab_size": 81}
+    about_roles: ClassVar = {Role.PAIR: "a key and its value in one token, shown as key:value"}
     recipe: ClassVar = {
         "task.examples": None,
+        "task.length": 12,
+        "model.n_layers": 1,
         "train.lr": 3e-3,
         "train.weight_decay": 0.1,
         "train.schedule": "cosine",
-        "train.steps": 1000,
+        "train.steps": 600,
     }
 
     name: Literal["stacked_mqar"] = "stacked_mqar"
@@ -57,6 +60,14 @@ class StackedMQAR(Recall):
     @property
     def _symbols(self) -> int:
         return isqrt(self.vocab_size) - 1
+
+    def spelled(self, token: int) -> str:
+        """A pair as its key and its value, each by the number of the token that it has alone."""
+        s = self._symbols
+        if not 2 * s < token <= 2 * s + s * s:
+            return str(token)
+        key, value = divmod(token - 2 * s - 1, s)
+        return f"{1 + key}:{s + 1 + value}"
 
     def context(self, key: int, examples: I64) -> Context:
         k, s, n = self.pairs, self._symbols, len(examples)

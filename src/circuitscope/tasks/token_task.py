@@ -78,6 +78,10 @@ class TokenTask(Task):
     def shown(self, metric: float) -> str:
         return f"accuracy {metric:6.1%}"
 
+    def spelled(self, token: int) -> str:
+        """A token as `circuitscope tasks show` prints it."""
+        return str(token)
+
 
 def _on_device_of(model: TokenModel, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, flat labelled positions and labels, found on the CPU and then moved to the model's device."""

@@ -28,6 +28,7 @@ class TwoHop(Recall):
     roles = (Role.KEY, Role.VALUE, Role.QUERY, Role.FILLER)
     features = frozenset({"pairs"})
     small: ClassVar = {"length": 24, "pairs": 3, "vocab_size": 60}
+    about_roles: ClassVar = {Role.QUERY: "a token of a chain again: the end of the chain is asked for"}
     recipe: ClassVar = {
         "task.examples": None,
         "train.lr": 2e-3,

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from circuitscope.devices import on_cpu
 from circuitscope.section import Unit
-from circuitscope.tasks.base import register
-from circuitscope.tasks.baselines import Rule, network
+from circuitscope.tasks.base import Baseline, register
+from circuitscope.tasks.baselines import Rule, answering_zero, network
 from circuitscope.tasks.batch import Batch
 from circuitscope.tasks.in_context import Floats, InContext
 from circuitscope.tasks.linear_regression import LEAST_SQUARES, NEAREST
@@ -24,6 +24,8 @@ from circuitscope.tasks.streams import I64, normal, stream_key, words
 from circuitscope.tasks.vector_task import VectorModel, answered
 
 _SCALED = "multiply the hidden layer by √(2 / hidden), as the public code does; the paper's text does not"
+
+_WIDEST = 8  # units and coordinates of a network that is printed
 
 
 @register("two_layer_network")
@@ -59,6 +61,9 @@ class TwoLayerNetwork(InContext):
     @property
     def rules(self) -> Mapping[str, Rule]:
         return {"a network fitted by Adam": Rule(network, prompts=1, every=10), **LEAST_SQUARES, **NEAREST}
+
+    def function(self, key: int, example: int) -> list[str]:
+        return _in_words(key, example, self.dims, self.hidden, self.scaled)
 
     def outputs(self, key: int, examples: I64, x: Floats) -> Floats:
         return forward(key, examples, x, self.hidden, self.scaled)[1]
@@ -112,6 +117,13 @@ class ChainOfThought(InContext):
     def d_output(self) -> int:
         return self.hidden
 
+    def function(self, key: int, example: int) -> list[str]:
+        return _in_words(key, example, self.dims, self.hidden, self.scaled)
+
+    @property
+    def baselines(self) -> Mapping[str, Baseline]:
+        return {"answering 0": answering_zero}
+
     def outputs(self, key: int, examples: I64, x: Floats) -> Floats:
         return forward(key, examples, x, self.hidden, self.scaled)[1]
 
@@ -149,11 +161,29 @@ class ChainOfThought(InContext):
 
 def forward(key: int, examples: I64, x: Floats, hidden: int, scaled: bool) -> tuple[Floats, Floats]:
     """s [example, point, hidden] and y [example, point] of a network of each example's own."""
-    n, _, dims = x.shape
-    first = normal(words(stream_key(key, "W1"), examples, dims * hidden)).reshape(n, dims, hidden)
-    second = normal(words(stream_key(key, "W2"), examples, hidden))
+    first, second = layers(key, examples, x.shape[2], hidden)
     s = np.maximum(x @ first, 0) * (np.sqrt(2 / hidden) if scaled else 1.0)
     return s, (s @ second[:, :, None])[:, :, 0]
+
+
+def layers(key: int, examples: I64, dims: int, hidden: int) -> tuple[Floats, Floats]:
+    """W1 transposed [example, coordinate, hidden], and W2 [example, hidden]."""
+    first = normal(words(stream_key(key, "W1"), examples, dims * hidden)).reshape(len(examples), dims, hidden)
+    return first, normal(words(stream_key(key, "W2"), examples, hidden))
+
+
+def _in_words(key: int, example: int, dims: int, hidden: int, scaled: bool) -> list[str]:
+    """The network of an example, unless it is too large to print."""
+    if max(dims, hidden) > _WIDEST:
+        return []
+    first, second = (part[0] for part in layers(key, np.array([example]), dims, hidden))
+    scale = f" · √(2/{hidden})" if scaled else ""
+    rows = [" ".join(f"{x:6.2f}" for x in row) for row in [*first.T, second]]
+    return [
+        f"s = relu(W1 x){scale}, y = W2 s",
+        *(f"{'W1' if i == 0 else '':8} {row}" for i, row in enumerate(rows[:-1])),
+        f"{'W2':8} {rows[-1]}",
+    ]
 
 
 def hidden_size(hidden: int, dims: int, scaled: bool) -> float:

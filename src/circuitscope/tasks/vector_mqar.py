@@ -17,6 +17,7 @@ from torch import Tensor
 from circuitscope.errors import UserError
 from circuitscope.section import Unit
 from circuitscope.tasks.base import Baseline, register
+from circuitscope.tasks.baselines import answering_zero
 from circuitscope.tasks.batch import Batch, Layout
 from circuitscope.tasks.in_context import Floats
 from circuitscope.tasks.judging import NearestValue
@@ -46,7 +47,8 @@ class VectorMQAR(VectorTask):
         "train.weight_decay": 0.0,
         "train.schedule": "cosine",
         "train.warmup_steps": 100,
-        "train.steps": 1500,
+        "train.steps": 1200,
+        "model.d_model": 32,
     }
 
     name: Literal["vector_mqar"] = "vector_mqar"
@@ -94,7 +96,7 @@ class VectorMQAR(VectorTask):
 
     @property
     def baselines(self) -> Mapping[str, Baseline]:
-        return {"answering 0": _zero, "the mean of the values": _mean}
+        return {"answering 0": answering_zero, "the mean of the values": _mean}
 
     def places(self, position: Int[Tensor, " label"]) -> dict[str, Tensor]:
         return {}
@@ -117,10 +119,6 @@ def _on_sphere(key: int, examples: I64, count: int, dims: int) -> Floats:
     """Uniform unit vectors [example, one of `count`, coordinate]."""
     drawn = normal(words(key, examples, count * dims)).reshape(len(examples), count, dims)
     return np.asarray(drawn / np.linalg.norm(drawn, axis=2, keepdims=True))
-
-
-def _zero(batch: Batch) -> Float[Tensor, " label"]:
-    return batch.losses(torch.zeros_like(batch.labelled()[1]))
 
 
 def _mean(batch: Batch) -> Float[Tensor, " label"]:

@@ -39,6 +39,9 @@ _STRONGEST = 0.1
     COLUMNS,
     means={"unit": "what the value measures: accuracy or explained variance lost, or the effect in 0..1"},
     steps="last",
+    leaves_out=lambda run: (
+        [] if "pairs" in run.config.task.features else ["interchange is left out: it needs a task with keys and values"]
+    ),
     at_most=lambda run: affordable(run.config),
 )
 def causal_of(model: HookedModel, data: HeldOut) -> list[Row]:

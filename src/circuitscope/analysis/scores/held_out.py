@@ -88,11 +88,7 @@ def _other_blocks(task: Task, longest: int, sequences: int, seed: int) -> Batch 
 def check_scores(names: str | Sequence[str] | None, task: Task) -> tuple[str, ...]:
     """The named scores, by default all that the task can have; a score that it cannot have is refused."""
     names = [names] if isinstance(names, str) else names
-    layout = task.batch(0, split="test", size=1).layout
-    repeats = task.inputs == "tokens"
-    possible = tuple(
-        name for name, score in SCORES.items() if (repeats and score.on == "repeats") or score.possible_on(layout)
-    )
+    possible = _possible_scores(task)
     for name in names or ():
         if SCORES[name].name not in possible:
             raise UserError(
@@ -100,3 +96,20 @@ def check_scores(names: str | Sequence[str] | None, task: Task) -> tuple[str, ..
                 + ", ".join(possible)
             )
     return tuple(names or possible)
+
+
+def scores_left_out(task: Task) -> list[str]:
+    """Which scores a task cannot have, and why, in sentences. Those of a new period belong to repeated blocks alone."""
+    possible, missing = _possible_scores(task), dict[str, list[str]]()
+    for name, score in SCORES.items():
+        if name not in possible and score.on != "new period":
+            missing.setdefault(_NEEDED[score.on], []).append(name)
+    return [f"{', '.join(names)} are left out: they need a task with {what}" for what, names in missing.items()]
+
+
+def _possible_scores(task: Task) -> tuple[str, ...]:
+    layout = task.batch(0, split="test", size=1).layout
+    repeats = task.inputs == "tokens"
+    return tuple(
+        name for name, score in SCORES.items() if (repeats and score.on == "repeats") or score.possible_on(layout)
+    )

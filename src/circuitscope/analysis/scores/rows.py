@@ -15,7 +15,7 @@ from circuitscope.analysis.reading.opened import Walk, opened
 from circuitscope.analysis.registry import Row, analysis
 from circuitscope.analysis.scores.answers import Judged, judged
 from circuitscope.analysis.scores.head_weights import compositions, copying_scores, distinct
-from circuitscope.analysis.scores.held_out import HeldOut, check_scores, with_later
+from circuitscope.analysis.scores.held_out import HeldOut, check_scores, scores_left_out, with_later
 from circuitscope.analysis.scores.of_layers import EdgeSets, layer_weights
 from circuitscope.analysis.scores.registry import SCORES, Score, row_score
 from circuitscope.analysis.scores.weight_on_edges import summarize
@@ -48,6 +48,7 @@ COLUMNS = {
         "weighting": "raw: shares as they are; abs: |Φ| over its row sum; signed: Φ over the row sum of |Φ|",
         "even": "the score of a matrix whose rows are even over all positions that it may read; empty if not on edges",
     },
+    leaves_out=lambda run: scores_left_out(run.config.task),
     depends_on=lambda run: sorted(with_later(check_scores(None, run.config.task))),
     at_once=lambda run, sequences: readable_at_once(run.config.model, sequences * run.config.task.max_length),
 )
