@@ -14,6 +14,7 @@ from circuitscope.analysis import named_edges
 from circuitscope.analysis.causal.patching import exchange_values
 from circuitscope.analysis.probes.targets import TARGETS
 from circuitscope.analysis.scores.held_out import check_scores
+from circuitscope.errors import UserError
 from circuitscope.tasks import MQAR, NO_LABEL, Role, any_value
 
 
@@ -154,6 +155,29 @@ def test_direct_queries_ask_with_the_middle_of_a_chain_and_are_counted_apart():
     assert found["accuracy on one step"].nanmean() == 1
     assert found["accuracy on two steps"].nanmean() == 0
     assert set(cs.task("two_hop").outcomes(cs.task("two_hop").batch(0), torch.zeros(256, 192))) == {"accuracy"}
+
+
+def test_a_chain_can_be_asked_for_its_middle_and_then_for_its_end():
+    task = cs.task("two_hop", middle=True)
+    for tokens, labels, _ in examples(task):
+        context = tokens[: 4 * task.pairs]
+        bound = dict(zip(context[::2], context[1::2], strict=True))
+        asked = labelled(tokens, labels)
+        assert len(asked) == 2 * task.pairs
+        for (at, token, middle), (after, behind, end) in zip(asked[::2], asked[1::2], strict=True):
+            assert (after, behind) == (at + 1, 0)
+            assert (middle, end) == (bound[token], bound[bound[token]])
+    batch = task.batch(0, size=20)
+    where, target = batch.labelled()
+    layout = batch.layout
+    assert torch.equal(batch.values().gather(1, layout.query_pair), batch.labels.gather(1, layout.query_pos))
+    knows_one_step = torch.where(batch.tokens.flatten()[where] > 0, target, 0)
+    found = task.outcomes(batch, torch.nn.functional.one_hot(knows_one_step, task.vocab_size).float())
+    assert found["accuracy on one step"].nanmean() == 1
+    assert found["accuracy on two steps"].nanmean() == 0
+    assert task.baselines["any end of a chain"](batch).mean() == pytest.approx(1 / task.pairs)
+    with pytest.raises(UserError, match=r"expected direct 0, got 0\.5"):
+        cs.task("two_hop", middle=True, direct=0.5)
 
 
 @pytest.mark.parametrize("motif", [1, 2, 3])

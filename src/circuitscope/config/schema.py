@@ -16,7 +16,7 @@ from circuitscope.errors import UserError, shown
 from circuitscope.models.config import ModelConfig
 from circuitscope.section import Section
 
-VERSION = 5
+VERSION = 6
 
 
 def _without_ignored_positions(data: dict[str, Any]) -> dict[str, Any]:

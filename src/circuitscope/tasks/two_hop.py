@@ -1,13 +1,15 @@
 """Recall in two steps: the value of one pair is the key of another."""
 
 from collections.abc import Mapping
+from math import log
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
+from circuitscope.errors import UserError
 from circuitscope.section import Added, Unit
 from circuitscope.tasks.base import Baseline, register
 from circuitscope.tasks.batch import Batch
@@ -21,8 +23,9 @@ class TwoHop(Recall):
     """Chains a → b → c as pairs `a b` and `b c` in random order; a query a asks for c, the value of its value.
 
     a comes from [1, V/3), b from [V/3, 2V/3), c from [2V/3, V). The layout has all 2k pairs, and a query asks for the
-    pair that ends its chain. Filler is token 0. A share `direct` of the queries is b instead of a: these need one step
-    alone, so a model can learn the second step before it has the first.
+    pair that ends its chain. Filler is token 0. With `middle` the query a itself asks for b, and the token 0 behind it
+    asks for c: a model that is asked for both learns one step and then the other. A share `direct` of the queries
+    is b instead of a: these need one step alone.
     """
 
     roles = (Role.KEY, Role.VALUE, Role.QUERY, Role.FILLER)
@@ -31,10 +34,16 @@ class TwoHop(Recall):
     about_roles: ClassVar = {Role.QUERY: "a token of a chain again: the end of the chain is asked for"}
     recipe: ClassVar = {
         "task.examples": None,
-        "train.lr": 2e-3,
+        "task.middle": True,
+        "task.vocab_size": 96,
+        "task.pairs": 3,
+        "task.length": 24,
+        "train.lr": 5e-3,
         "train.weight_decay": 0.1,
-        "train.schedule": "cosine",
-        "train.steps": 4000,
+        "train.beta2": 0.95,
+        "train.schedule": "constant",
+        "train.warmup_steps": 100,
+        "train.steps": 1000,
     }
 
     name: Literal["two_hop"] = "two_hop"
@@ -51,6 +60,15 @@ class TwoHop(Recall):
     direct: Annotated[float, Added(5, before=0.0), Unit("share of the queries")] = Field(
         default=0.0, ge=0, le=1, description="queries that ask with b, from which c is one step away"
     )
+    middle: Annotated[bool, Added(6, before=False)] = Field(
+        default=False, description="ask for the middle b of a chain at its query, and for the end c behind it"
+    )
+
+    @model_validator(mode="after")
+    def _one_way_to_teach(self) -> "TwoHop":
+        if self.middle and self.direct:
+            raise UserError(f"middle asks every chain for both steps: expected direct 0, got {self.direct:g}")
+        return self
 
     def context_length(self, pairs: int) -> int:
         return 4 * pairs
@@ -63,20 +81,20 @@ class TwoHop(Recall):
         return {"any end of a chain": self._any_end, **super().baselines}
 
     def _any_end(self, batch: Batch) -> Float[Tensor, " label"]:
-        """The share of the context's last tokens of a chain that equal each label."""
+        """The share of the context's last tokens of a chain that equal each label; of its middle ones for a middle."""
         where, target = batch.labelled()
-        values = batch.values()[where // batch.tokens.shape[1]]
-        ends = values >= 2 * (self.vocab_size // 3)
-        return (values == target[:, None]).double().sum(dim=1) / ends.sum(dim=1)
+        values, first_end = batch.values()[where // batch.tokens.shape[1]], 2 * (self.vocab_size // 3)
+        alike = (values >= first_end) == (target >= first_end)[:, None]
+        return (values == target[:, None]).double().sum(dim=1) / alike.sum(dim=1)
 
     def outcomes(self, batch: Batch, logits: Float[Tensor, "label vocab"]) -> dict[str, Float[Tensor, " label"]]:
-        """Accuracy; where some queries are direct, also on those that need both steps and on the others."""
+        """Accuracy; where some answers are one step away, also on those and on the ones that need both steps."""
         found = super().outcomes(batch, logits)
-        if not self.direct:
+        if not (self.direct or self.middle):
             return found
         right = found[self.metric]
         asked = batch.tokens.flatten()[batch.labelled()[0]]
-        near = (asked >= self.vocab_size // 3).to(right.device)
+        near = (asked > 0 if self.middle else asked >= self.vocab_size // 3).to(right.device)
         return {
             **found,
             "accuracy on two steps": right.where(~near, float("nan")),
@@ -86,6 +104,11 @@ class TwoHop(Recall):
     @property
     def possible_values(self) -> int:
         return self.vocab_size - 2 * (self.vocab_size // 3)
+
+    @property
+    def context_free(self) -> float | None:
+        """With `middle`, half of the labels are middles, and the place of a label tells which."""
+        return (log(self.vocab_size // 3) + log(self.possible_values)) / 2 if self.middle else super().context_free
 
     def context(self, key: int, examples: I64) -> Context:
         n, k, third = len(examples), self.pairs, self.vocab_size // 3
@@ -98,6 +121,11 @@ class TwoHop(Recall):
         np.put_along_axis(tokens, at, keys, axis=1)
         np.put_along_axis(tokens, at + 1, values, axis=1)
         roles = in_rows([Role.KEY, Role.VALUE] * (2 * k), n)
+        if self.middle:
+            asked = np.stack([a, np.zeros_like(a)], axis=2)
+            pair = np.broadcast_to(np.stack([np.arange(k), k + np.arange(k)], axis=1), asked.shape)
+            both = np.full(asked.shape, Role.QUERY, dtype=np.int8)
+            return Context(tokens, roles, at, at + 1, values, asked=asked, asked_roles=both, asked_pair=pair)
         near = uniform(words(stream_key(key, "direct"), examples, k)) < self.direct
         asked = np.where(near, b, a)
         return Context(tokens, roles, at, at + 1, values, **one_token_queries(asked, k + np.arange(k)))
