@@ -57,7 +57,7 @@ def _command(step):
     ],
 )
 def test_a_command_that_fails_in_a_bad_way_is_a_finding(monkeypatch, raised, group):
-    def app(args, standalone_mode):
+    def app(args, prog_name, standalone_mode):
         raise raised
 
     monkeypatch.setattr(program, "app", app)
@@ -67,7 +67,7 @@ def test_a_command_that_fails_in_a_bad_way_is_a_finding(monkeypatch, raised, gro
 
 
 def test_control_characters_that_reach_the_terminal_are_a_finding(monkeypatch):
-    def app(args, standalone_mode):
+    def app(args, prog_name, standalone_mode):
         print("circuitscope: a\x1b[31mb", file=sys.stderr)
         return 2
 
@@ -84,7 +84,7 @@ def test_a_command_that_refuses_in_one_line_is_fine_and_so_is_one_that_works():
 
 
 def test_a_command_without_an_end_is_a_finding(monkeypatch):
-    def app(args, standalone_mode):
+    def app(args, prog_name, standalone_mode):
         while True:
             pass
 
