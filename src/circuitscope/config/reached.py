@@ -46,10 +46,10 @@ def as_csv(rows: list[Reached]) -> str:
 
 
 def in_words(preset: str) -> str:
-    """`99% in 1.2 min`, `untuned: 24%` or `not run`."""
+    """`99%`, `untuned: 24%` or `not run`. No times: trials train beside others, or are held still."""
     found = reached().get(preset)
     if found is None:
         return "not run"
     accuracy = f"{int(100 * found.lowest_accuracy)}%"  # 94.9% is not yet 95%
     tuned = FAMILIES.get(preset) == preset
-    return f"{accuracy} in {found.median_seconds / 60:.1f} min" if tuned else f"untuned: {accuracy}"
+    return accuracy if tuned else f"untuned: {accuracy}"
