@@ -39,7 +39,7 @@ def test_rows_are_taken_where_every_seed_ran_with_todays_recipe(study, tmp_path)
     table = ResultsTable(tmp_path / "verify")
     for number, trial in enumerate(read_grid(tmp_path / "verify").trials):
         preset, seed = trial.values["model.preset"], trial.values["train.seed"]
-        row = {"digest": trial.digest, **trial.values, "state": "finished", "seconds": 60.0 + seed}
+        row = {"digest": trial.digest, **trial.values, "state": "finished"}
         if preset == "mamba":
             table.add({**row, "last_test_accuracy": 0.99 - number / 1000}, [], write=False)
         if preset == "hyena" and seed != 103:
@@ -50,7 +50,7 @@ def test_rows_are_taken_where_every_seed_ran_with_todays_recipe(study, tmp_path)
             table.add({**row, "digest": f"0000{number:08}", "last_test_accuracy": 1.0}, [], write=False)
     table.write()
     (mamba, based) = study.rows(tmp_path)
-    assert mamba == Reached("mamba", 3, pytest.approx(0.99 - 13 / 1000), 162.0)
+    assert mamba == Reached("mamba", 3, pytest.approx(0.99 - 13 / 1000))
     assert based.lowest_accuracy == 0.0
 
 
@@ -71,14 +71,14 @@ def test_the_grids_cover_the_six_on_fresh_seeds_and_nearby_and_every_other_prese
 
 
 def test_what_was_reached_is_said_in_a_few_words(monkeypatch):
-    rows = {"mamba": Reached("mamba", 3, 0.9899, 72), "rwkv": Reached("rwkv", 1, 0.241, 90)}
+    rows = {"mamba": Reached("mamba", 3, 0.9899), "rwkv": Reached("rwkv", 1, 0.241)}
     monkeypatch.setattr(reached, "reached", lambda: rows)
     assert [in_words(preset) for preset in ("mamba", "rwkv", "s4")] == ["98%", "untuned: 24%", "not run"]
 
 
 @pytest.mark.parametrize("columns", [80, 160])
 def test_the_table_of_models_fits_its_terminal_with_a_row_per_model(monkeypatch, capsys, columns):
-    rows = {preset: Reached(preset, 3, 1.0, 6000) for preset in PRESETS}
+    rows = {preset: Reached(preset, 3, 1.0) for preset in PRESETS}
     monkeypatch.setattr(reached, "reached", lambda: rows)
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys, "argv", ["circuitscope", "models"])
