@@ -145,6 +145,18 @@ def test_a_grid_resolves_the_recipe_of_each_trial(made_up):
 
 
 @pytest.mark.parametrize(
+    ("pairs", "batch", "steps"), [(1, 256, 2500), (2, 128, 2500), (3, 86, 2500), (4, 64, 1500), (8, 64, 1500)]
+)
+def test_a_batch_of_few_pairs_has_as_many_labels_as_one_of_four(pairs, batch, steps):
+    """With 2 pairs and batches of 64 Mamba stayed at one half, and attention was not done after 1,500 steps."""
+    attention = RunConfig.build("attention", "mqar", pairs=pairs).train
+    assert (attention.batch_size, attention.steps) == (batch, steps)
+    assert RunConfig.build("mamba", "mqar", pairs=pairs).train.batch_size == batch
+    assert RunConfig.build("mamba", "mqar", pairs=pairs, batch_size=32).train.batch_size == 32
+    assert RunConfig.build("mamba", "copy").train.batch_size == 64
+
+
+@pytest.mark.parametrize(
     ("data", "says"),
     [
         ({"recipe": "papper"}, "unknown recipe 'papper'; did you mean 'paper'?"),

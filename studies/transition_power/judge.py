@@ -1,6 +1,7 @@
 """Counts what the detector finds on drawn curves: false alarms where there is no step, steps found where there is one.
 
     python studies/transition_power/judge.py development    # → development.csv
+    python studies/transition_power/judge.py held_out_first # → held_out_first.csv, kinds that were held out once
     python studies/transition_power/judge.py held_out       # → held_out.csv, run once, when nothing changes any more
 
 With --keep FILE what was counted of every curve is appended to a file, and a judgement that was stopped goes on there.
@@ -26,7 +27,7 @@ def judged(found, drawn):
     off = [abs(np.log((t.midpoint + drawn.steps[1]) / (drawn.midpoint + drawn.steps[1]))) for t in found]
     return {
         "alarm": bool(found),
-        "unmarked": any(not any(t.onset <= b <= t.end for b in drawn.boundaries) for t in found),
+        "unmarked": any(not any(t.onset_low <= b <= t.end_high for b in drawn.boundaries) for t in found),
         "in_place": bool(any(o <= near for o in off)),
         "covered": bool(found and found.main.low <= drawn.midpoint <= found.main.high),
         "several": len(found) > 1,
@@ -71,7 +72,7 @@ def summary(frame, column, group="kind"):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", choices=["development", "held_out"])
+    parser.add_argument("kinds", choices=["development", "held_out_first", "held_out"])
     parser.add_argument("--curves", type=int, default=200, help="of each kind")
     parser.add_argument("--only", choices=["nulls", "steps"], help="one half of the work; the table keeps the other")
     parser.add_argument("--keep", type=Path, help="a file for what is counted of every curve, to go on with later")

@@ -66,19 +66,32 @@ def _per_token(share: float, most: int) -> "Rule":
     return Rule(f"{share:g} for each token of the vocabulary, from 2,000 to {most:,}; none without tokens", examples)
 
 
+def _pairs(setting: Setting) -> int:
+    """Pairs of the task, up to 4; tasks without pairs count as having so many."""
+    return min(4, getattr(setting.task, "pairs", 4))
+
+
+_FEW_PAIRS = Rule(
+    "64, with fewer than 4 pairs 256 / pairs: as many labels as 4 pairs give",
+    lambda setting: math.ceil(256 / _pairs(setting)),
+)
+
+
 # The six that were searched for (studies/recipes). Their values stand here alone; those of attention are also shown by
 # `circuitscope train --help`, and a test says when the two differ. Attention and Based leave the plateau at 1/k
 # sooner when they see the same examples again.
 
 _WITH_REPEATS: dict[str, Any] = {
+    "train.batch_size": _FEW_PAIRS,
     "train.lr": 1e-3,
     "train.weight_decay": 1.0,
-    "train.steps": 1500,
+    "train.steps": Rule("1500, with fewer than 4 pairs 2500", lambda setting: 1500 if _pairs(setting) >= 4 else 2500),
     "train.schedule": "constant",
     "train.warmup": 0.1,
 }
 _ENDLESS: dict[str, Any] = {
     "task.examples": None,
+    "train.batch_size": _FEW_PAIRS,
     "train.weight_decay": 0.1,
     "train.schedule": "cosine",
     "train.warmup_steps": 100,

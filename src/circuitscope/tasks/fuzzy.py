@@ -37,6 +37,7 @@ class FuzzyRecall(Recall):
     }
     recipe: ClassVar = {
         "task.examples": None,
+        "train.batch_size": 64,
         "train.lr": 2e-3,
         "train.weight_decay": 0.1,
         "train.schedule": "cosine",

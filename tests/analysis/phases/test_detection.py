@@ -92,6 +92,14 @@ def test_a_schedule_is_no_transition_when_time_is_the_sum_of_the_rates(schedule)
     assert len(transitions(DENSE, values - 1.5 * rise(DENSE, 600), clock=clock)) == 1
 
 
+@pytest.mark.parametrize("at", [150, 300])
+def test_a_step_under_a_long_warmup_is_found_where_it_is(at):
+    clock = np.minimum(DENSE, 500) ** 2 / 1000 + np.maximum(DENSE - 500, 0)
+    found = transitions(DENSE, 3 * np.exp(-clock / 800) - rise(DENSE, at, width=0.7) + noise(61, 0.02), clock=clock)
+    assert len(found) == 1
+    assert found[0].midpoint == pytest.approx(at, rel=0.1)
+
+
 def test_the_interval_reaches_to_the_values_on_either_side():
     """Seen on real runs: "210 (210 to 210)", and a score known every 100 steps placed to ±5."""
     coarse = np.arange(0, 3001, 100.0)

@@ -152,6 +152,16 @@ def test_an_epoch_that_begins_within_a_transition_is_marked():
     assert epoch_steps(RunConfig.build("attention", "mqar", examples=None)) == ()
 
 
+@pytest.mark.parametrize("boundary", [602, 612.5, 623])
+def test_an_epoch_between_the_values_around_a_jump_is_marked_wherever_it_is(boundary):
+    """The jump is between the values at steps 600 and 625; when within these the epoch begins is not known."""
+    steps = np.linspace(0, 1500, 61)
+    values = np.where(steps > 610, 1.0, 3.0) + 0.02 * np.random.default_rng(0).standard_normal(61)
+    found = transitions(steps, values)
+    timeline = replace(made_up(loss=found, accuracy=found), epochs=(boundary, 1400.0))
+    assert [row["epoch"] for row in timeline.rows()] == [boundary, boundary]
+
+
 def falls_to(level, step=400):
     values = 4.85 - (4.85 - level) / (1 + np.exp(-(EVENTS - step) / 20))
     return transitions(EVENTS, values, draws=20, level=loss_level(np.log(64)))

@@ -32,7 +32,7 @@ from circuitscope.runs.run import Run
 from circuitscope.runs.store import write_whole
 
 SEQUENCES = 256
-_VERSION = 5  # version of what the tables hold
+_VERSION = 6  # version of what the tables hold
 _CANNOT_BE_WRITTEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 

@@ -20,7 +20,7 @@ from circuitscope.errors import UserError
 
 Array = np.ndarray
 
-LIMIT = 20.0  # a transition has a larger statistic than this
+LIMIT = 19.0  # a transition has a larger statistic than this
 FEWEST = 10  # a curve with fewer values is not judged
 MOST = 3  # transitions looked for on one curve
 SMALLEST = 0.05  # share of the curve's range that a transition must cover
@@ -59,6 +59,7 @@ class Transition:
     high: float
     onset_low: float  # 95% interval of the onset
     onset_high: float
+    end_high: float  # upper end of the 95% interval of the end
     statistic: float
     sigma: float  # standard deviation of the noise around the fit
     after: float = np.nan  # the fitted curve where the transition is done
@@ -126,7 +127,7 @@ def transitions(
     spread = float(np.ptp(y))
     if spread == 0:
         return Transitions((), 0.0, True, "constant")
-    grid = _grid(at_time.tobytes())
+    grid = _grid(at_time.tobytes(), t.tobytes())
     rises = grid.design.alone(y / spread).max() < grid.design.alone(-y / spread).max()
     sign = -1.0 if rises else 1.0
     scaled = sign * y / spread
@@ -141,21 +142,21 @@ def transitions(
     times = fit.times(t, again, draws, np.random.default_rng(seed))
     fitted = sign * spread * (scaled - fit.rest)
     for one, size, (at, spans) in zip(taken, fit.sizes, times, strict=True):
-        (onset, midpoint, end), ((first, last), (low, high), _) = at.tolist(), spans.tolist()
+        (onset, midpoint, end), ((first, last), (low, high), (_, done)) = at.tolist(), spans.tolist()
         change = -sign * spread * size
         after = float(np.interp(end, t, fitted)) + (1 - SHARES[-1]) * change
         name = level.name if level is not None and level.holds(change, after) else ""
         noise = spread * fit.sigma
         found.append(
-            Transition(onset, midpoint, end, change, low, high, first, last, one.statistic, noise, after, name)
+            Transition(onset, midpoint, end, change, low, high, first, last, done, one.statistic, noise, after, name)
         )
     found.sort(key=lambda item: item.midpoint)
     return Transitions(tuple(found), strongest, True, f"{len(found)} transition{'s' * (len(found) > 1)}")
 
 
 @lru_cache(maxsize=8)
-def _grid(clock: bytes) -> Grid:
-    return Grid(np.frombuffer(clock))
+def _grid(clock: bytes, steps: bytes) -> Grid:
+    return Grid(np.frombuffer(clock), np.frombuffer(steps))
 
 
 def _curve(

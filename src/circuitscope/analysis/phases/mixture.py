@@ -16,6 +16,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.optimize import nnls
 
+from circuitscope.kernels.nonnegative import squares_with_one_more
+
 Array = np.ndarray
 
 EDGE = 3  # values that a transition has before its onset and after its end
@@ -77,10 +79,10 @@ class Design:
             kept = size > _NEGLIGIBLE * size[0]
             self.parts.append(_Whitened(whiten, white, logdet, left[:, kept], size[kept, None] * right[kept]))
 
-    def _likelihood(self, squares: float, noise: int) -> float:
-        """Twice the log likelihood of a curve with range 1, σ at its best, but for a constant."""
+    def _likelihood(self, squares: Float[Array, " fit"], noise: int) -> Float[Array, " fit"]:
+        """Twice the log likelihood of fits to a curve with range 1, σ at its best, but for a constant."""
         n = len(self.columns)
-        return float(-n * np.log(squares / n + FLOOR**2) - self.parts[noise].logdet)
+        return np.asarray(-n * np.log(squares / n + FLOOR**2) - self.parts[noise].logdet)
 
     def alone(self, y: Float[Array, " step"]) -> Float[Array, " noise"]:
         """Twice the log likelihood of the columns, by noise."""
@@ -89,8 +91,8 @@ class Design:
             z = part.white @ y
             seen = part.basis.T @ z
             squares = max(float(z @ z - seen @ seen), 0.0) + nnls(part.reduced, seen)[1] ** 2
-            out.append(self._likelihood(squares, noise))
-        return np.array(out)
+            out.append(self._likelihood(np.array([squares]), noise))
+        return np.concatenate(out)
 
     def beside(
         self, y: Float[Array, " step"], rows: Float[Array, "shape step"], noises: Sequence[int]
@@ -104,12 +106,8 @@ class Design:
             z, shapes = z - part.basis @ seen, shapes - along @ part.basis.T
             length = np.maximum(np.linalg.norm(shapes, axis=1), 1e-9)
             outside = shapes @ z / length
-            design = np.zeros((len(seen) + 1, self.columns.shape[1] + 1))
-            design[:-1, :-1] = part.reduced
-            for j in range(len(rows)):
-                design[:-1, -1], design[-1, -1] = along[j], length[j]
-                squares = nnls(design, np.append(seen, outside[j]))[1] ** 2 + max(float(z @ z) - outside[j] ** 2, 0.0)
-                out[k, j] = self._likelihood(squares, noise)
+            inside = squares_with_one_more(part.reduced, seen, along, length, outside)
+            out[k] = self._likelihood(inside + np.maximum(float(z @ z) - outside**2, 0.0), noise)
         return out
 
     def coefficients(self, y: Float[Array, " step"], noise: int) -> Float[Array, " column"]:
@@ -134,12 +132,17 @@ def _whitening(n: int, rho: float, last: float) -> tuple[Float[Array, "step step
 
 
 class Grid:
-    """All shapes that are compared on one set of times: exponentials, and sigmoids that fall from 1 to 0."""
+    """All shapes that are compared on one set of steps: exponentials, and sigmoids that fall from 1 to 0.
 
-    def __init__(self, clock: Float[Array, " step"]):
+    Exponentials are functions of the time that the learning rate makes. Sigmoids are functions of log step: whether a
+    step is sudden is asked of the curve as one sees it, and a warmup stretches the time of its first steps.
+    """
+
+    def __init__(self, clock: Float[Array, " step"], steps: Float[Array, " step"]):
         x = (clock - clock[0]) / (clock[-1] - clock[0])
-        self.n, self.offset = len(x), x[1]
-        self.u = np.log(x + self.offset)
+        s = (steps - steps[0]) / (steps[-1] - steps[0])
+        self.n = len(x)
+        self.u = np.log(s + s[1])
         rates = np.geomspace(0.1, 7 / x[1], int(np.ceil(np.log(70 / x[1]) / np.log(_RATIO))))
         self.exponentials = np.concatenate([np.exp(-np.outer(x, rates)), 1 - x[:, None]], axis=1)
         self.design = Design(self.exponentials)

@@ -76,8 +76,11 @@ class Timeline:
                 }
 
     def epoch_in(self, one: Transition) -> float | None:
-        """The step within a transition at which the data begins to repeat: it may be what the transition shows."""
-        return next((step for step in self.epochs if one.onset <= step <= one.end), None)
+        """The step within a transition at which the data begins to repeat: it may be what the transition shows.
+
+        Between two values of the curve nothing is known, so the transition counts with the intervals of its ends.
+        """
+        return next((step for step in self.epochs if one.onset_low <= step <= one.end_high), None)
 
     def order(self, circuit: Circuit | None = None) -> Order:
         """The order of loss, metric, and the scores of those parts of the circuit that a knockout backs.

@@ -14,6 +14,7 @@ from circuitscope.errors import UserError
 from circuitscope.tasks import Batch, Induction, Task
 
 _LONGEST = 101  # positions in a sequence of repeated blocks, at most
+_FEWER = 4  # repeated blocks are so many times fewer: nearly all their positions count, of the task's own only some do
 _NEEDED = {
     "own": "keys, values and queries",
     "repeats": "tokens, of which blocks are repeated",
@@ -26,19 +27,21 @@ class HeldOut:
 
     Args:
         longest: how many positions the model can take.
+        sequences: how many of the task's own; of repeated blocks that training never had there are a quarter as many.
         seed: seed of the examples.
     """
 
     def __init__(self, task: Task, *, longest: int, sequences: int = 256, seed: int = 0):
         self.task, self.sequences, self._longest, self._seed = task, sequences, longest, seed
         self.own = task.batch(0, split="test", size=sequences, seed=seed)
+        blocks = max(2, sequences // _FEWER)
         self.repeats: Batch | None = None
         if "period" in task.features:
             self.repeats = self.own
         elif task.inputs == "tokens" and min(longest, _LONGEST) >= 9:
             repeats = Induction.fitting(min(longest, _LONGEST), task.needs()["vocab_size"])
-            self.repeats = repeats.batch(0, split="test", size=sequences, seed=seed)
-        self.new_period = _other_blocks(task, longest, sequences, seed)
+            self.repeats = repeats.batch(0, split="test", size=blocks, seed=seed)
+        self.new_period = _other_blocks(task, longest, blocks, seed)
         self._edges: dict[tuple[str, ...], EdgeSets | None] = {}
 
     def fewer(self, sequences: int) -> "HeldOut":
