@@ -5,7 +5,7 @@ from pathlib import Path
 
 from circuitscope.analysis.phases.detection import Transition
 from circuitscope.analysis.phases.timeline import loss_transitions
-from circuitscope.analysis.phases.verdict import largest_fall
+from circuitscope.analysis.phases.verdict import steepest_fall
 from circuitscope.errors import UserError, shown
 from circuitscope.progress import Progress
 from circuitscope.runs.run import Run
@@ -57,7 +57,7 @@ def zoom_in(
     every: int | None = None,
     progress: Progress | None = None,
 ) -> Zoom:
-    """Repeats the stretch of the largest drop in validation loss, with a quarter of its length added on both sides.
+    """Repeats the stretch of the steepest drop in validation loss, with a quarter of its length added on both sides.
 
     Args:
         first, last: the ends of the stretch, both or neither; by default those of the bump.
@@ -73,7 +73,7 @@ def zoom_in(
     bump = None
     if first is None or last is None:
         falls = loss_transitions(run)
-        bump = largest_fall(falls)
+        bump = steepest_fall(falls)
         if bump is None:
             why = "" if falls.judged else f" ({falls.note})"
             if len(falls):

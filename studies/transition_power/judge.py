@@ -24,12 +24,13 @@ from circuitscope.analysis.phases.detection import transitions
 def judged(found, drawn):
     """What is counted of one curve: alarms, steps in place, intervals that hold the midpoint, unmarked alarms."""
     near = 0.05 * np.log((drawn.steps[-1] + drawn.steps[1]) / drawn.steps[1])
+    largest = max(found, key=lambda t: abs(t.size), default=None)
     off = [abs(np.log((t.midpoint + drawn.steps[1]) / (drawn.midpoint + drawn.steps[1]))) for t in found]
     return {
         "alarm": bool(found),
         "unmarked": any(not any(t.onset_low <= b <= t.end_high for b in drawn.boundaries) for t in found),
         "in_place": bool(any(o <= near for o in off)),
-        "covered": bool(found and found.main.low <= drawn.midpoint <= found.main.high),
+        "covered": bool(largest and largest.low <= drawn.midpoint <= largest.high),
         "several": len(found) > 1,
         "not_judged": not found.judged,
         "statistic": found.statistic,

@@ -31,7 +31,7 @@ def judged(run, curve, name):
     found = transitions(curve.step, curve[name], clock=curve.clock, level=LEVELS[name], draws=100)
     fall = name != "accuracy"
     right = [t for t in found.beyond if (t.size < 0) == fall]
-    main = max(right, key=lambda t: abs(t.size), default=None)
+    main = max(right, key=lambda t: t.steepness, default=None)
     formed = recall_formed(run)
     return {
         "curve": name,

@@ -107,7 +107,7 @@ def _part(step: str, found: "Circuit") -> Row:
 
 
 def _phases(run: Run) -> Row:
-    """The verdict on the loss, and the largest transitions that need a circuit: onset, midpoint and its interval."""
+    """The verdict on the loss, and the steepest transitions that need a circuit: onset, midpoint and its interval."""
     from circuitscope.analysis.checkpoints.runner import analyze
     from circuitscope.analysis.phases.timeline import timeline
 
@@ -121,13 +121,13 @@ def _phases(run: Run) -> Row:
     for name in ("loss", run.config.task.metric, "binding", "recall"):
         falls = name == "loss" or (name == run.config.task.metric and not run.config.task.larger_is_better)
         several = [t for curve, ts in when.found.items() if curve.partition(" ")[0] == name for t in ts.beyond]
-        largest = max((t for t in several if (t.size < 0) == falls), key=lambda t: abs(t.size), default=None)
-        if largest is not None:
+        steepest = max((t for t in several if (t.size < 0) == falls), key=lambda t: t.steepness, default=None)
+        if steepest is not None:
             out |= {
-                f"{name}_onset": largest.onset,
-                f"{name}_step": largest.midpoint,
-                f"{name}_low": largest.low,
-                f"{name}_high": largest.high,
+                f"{name}_onset": steepest.onset,
+                f"{name}_step": steepest.midpoint,
+                f"{name}_low": steepest.low,
+                f"{name}_high": steepest.high,
             }
     return out
 

@@ -147,6 +147,15 @@ def test_two_transitions_come_in_order_of_step_and_the_larger_is_the_main_one():
     assert found.main is found[1]
 
 
+def test_a_larger_but_slower_fall_is_not_the_main_one():
+    """Seen on real runs: the loss goes on falling slowly, by more, after the step in which recall forms."""
+    values = 9 - 2 * rise(DENSE, 300, 0.1) - 4 * rise(DENSE, 900, 0.6) + noise(61, 0.03)
+    found = transitions(DENSE, values)
+    assert [x.midpoint for x in found] == pytest.approx([300, 900], rel=0.1)
+    assert abs(found[0].size) < abs(found[1].size)
+    assert found.main is found[0]
+
+
 def test_values_that_are_missing_are_left_out():
     values = rise(STEPS, 700) + noise(31, 0.02)
     gone = [3, 20, 30]

@@ -65,6 +65,11 @@ class Transition:
     after: float = np.nan  # the fitted curve where the transition is done
     ends_at: str = ""  # the name of the level that it does not go beyond
 
+    @property
+    def steepness(self) -> float:
+        """|size| / log(end / onset): how far the curve goes while the number of steps grows by a factor of e."""
+        return float(abs(self.size) / max(np.log((self.end + 1) / (self.onset + 1)), 1e-9))
+
 
 @dataclass(frozen=True)
 class Transitions(Sequence[Transition]):
@@ -82,8 +87,8 @@ class Transitions(Sequence[Transition]):
 
     @property
     def main(self) -> Transition | None:
-        """The largest transition of those that go beyond the level."""
-        return max(self.beyond, key=lambda t: abs(t.size), default=None)
+        """The steepest transition of those that go beyond the level: a larger one may be a slow fall before or after."""
+        return max(self.beyond, key=lambda t: t.steepness, default=None)
 
     @overload
     def __getitem__(self, index: int) -> Transition: ...

@@ -10,7 +10,7 @@ import pandas as pd
 from circuitscope.analysis.causal.parts import Circuit
 from circuitscope.analysis.phases.detection import Level, Transition, Transitions, transitions
 from circuitscope.analysis.phases.order import Order, order
-from circuitscope.analysis.phases.verdict import Verdict, accuracy_level, largest_fall, loss_level, verdict
+from circuitscope.analysis.phases.verdict import Verdict, accuracy_level, steepest_fall, loss_level, verdict
 from circuitscope.analysis.registry import Row, run_analysis
 from circuitscope.analysis.scores.curves import curve_at, curve_of_part, followed, strongest
 from circuitscope.analysis.scores.registry import shown_in
@@ -180,8 +180,8 @@ def loss_transitions(run: Run) -> Transitions:
 
 
 def loss_bump(run: Run) -> tuple[float, float] | None:
-    """Onset and end of the largest fall of the validation loss; None if none stands out or the run is too short."""
-    drop = None if _no_phases(run) else largest_fall(loss_transitions(run))
+    """Onset and end of the steepest fall of the validation loss; None if none stands out or the run is too short."""
+    drop = None if _no_phases(run) else steepest_fall(loss_transitions(run))
     return None if drop is None else (drop.onset, drop.end)
 
 

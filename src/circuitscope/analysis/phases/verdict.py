@@ -33,14 +33,14 @@ class Verdict:
 
     kind: Literal["bump with accuracy", "bump without accuracy", "context-free", "smooth", "not judged"]
     sentence: str
-    drop: Transition | None  # the largest fall of the loss
+    drop: Transition | None  # the steepest fall of the loss
     before: float  # accuracy before the drop's onset, nan without a drop
     after: float  # highest accuracy held after the drop's end
 
 
-def largest_fall(found: Transitions) -> Transition | None:
-    """The largest transition downwards of those that go beyond the level of the curve."""
-    return min((t for t in found.beyond if t.size < 0), key=lambda t: t.size, default=None)
+def steepest_fall(found: Transitions) -> Transition | None:
+    """The steepest transition downwards of those that go beyond the level of the curve."""
+    return max((t for t in found.beyond if t.size < 0), key=lambda t: t.steepness, default=None)
 
 
 def verdict(
@@ -54,7 +54,7 @@ def verdict(
 ) -> Verdict:
     """Is there a bump in the loss, and does accuracy then rise above that of answering with any value of the context?
 
-    "Without accuracy" means that after the largest fall of the loss accuracy stays at or below chance + 0.02. The
+    "Without accuracy" means that after the steepest fall of the loss accuracy stays at or below chance + 0.02. The
     accuracy that counts is the largest median of three evaluations in a row, so that one lucky evaluation does not.
     A fall that goes no further than the context-free level is no bump; if there is no other, the verdict says so.
 
@@ -72,7 +72,7 @@ def verdict(
         raise UserError(f"accuracy must have one value per step: expected {t.shape}, got {acc.shape}")
     if not found.judged:
         return Verdict("not judged", f"not judged: of the loss, {found.note}", None, np.nan, np.nan)
-    drop = largest_fall(found)
+    drop = steepest_fall(found)
     if drop is None and (only := [t for t in found if t.ends_at]):
         return Verdict("context-free", _context_free(only), None, np.nan, np.nan)
     if drop is None:
