@@ -87,7 +87,7 @@ class Transitions(Sequence[Transition]):
 
     @property
     def main(self) -> Transition | None:
-        """The steepest transition of those that go beyond the level: a larger one may be a slow fall before or after."""
+        """The steepest transition of those that go beyond the level; a larger one may be a slow fall after it."""
         return max(self.beyond, key=lambda t: t.steepness, default=None)
 
     @overload

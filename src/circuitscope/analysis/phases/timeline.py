@@ -10,7 +10,7 @@ import pandas as pd
 from circuitscope.analysis.causal.parts import Circuit
 from circuitscope.analysis.phases.detection import Level, Transition, Transitions, transitions
 from circuitscope.analysis.phases.order import Order, order
-from circuitscope.analysis.phases.verdict import Verdict, accuracy_level, steepest_fall, loss_level, verdict
+from circuitscope.analysis.phases.verdict import Verdict, accuracy_level, loss_level, steepest_fall, verdict
 from circuitscope.analysis.registry import Row, run_analysis
 from circuitscope.analysis.scores.curves import curve_at, curve_of_part, followed, strongest
 from circuitscope.analysis.scores.registry import shown_in

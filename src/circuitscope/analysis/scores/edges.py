@@ -51,6 +51,12 @@ class Edges:
         places = {name: getattr(self, name).to(device) for name in ("sequence", "dest", "src", "dests")}
         return replace(self, **places)
 
+    def part(self, first: int, last: int) -> "Edges":
+        """The edges of the sequences from `first` on, up to the one before `last`."""
+        here = (self.sequence >= first) & (self.sequence < last)
+        places = {name: getattr(self, name)[here] for name in ("dest", "src")}
+        return replace(self, sequence=self.sequence[here] - first, dests=self.dests[first:last], **places)
+
     def mask(self) -> Bool[Tensor, "batch dest src"]:
         """True on the edges."""
         out = torch.zeros(len(self.dests), self.length, self.length, dtype=torch.bool, device=self.src.device)

@@ -15,6 +15,7 @@ from circuitscope.tasks import Batch, Induction, Task
 
 _LONGEST = 101  # positions in a sequence of repeated blocks, at most
 _FEWER = 4  # repeated blocks are so many times fewer: nearly all their positions count, of the task's own only some do
+_TOKENS = 4096  # tokens that a model reads at a time: what a layer makes of more does not stay in a core's cache
 _NEEDED = {
     "own": "keys, values and queries",
     "repeats": "tokens, of which blocks are repeated",
@@ -43,6 +44,7 @@ class HeldOut:
             self.repeats = repeats.batch(0, split="test", size=blocks, seed=seed)
         self.new_period = _other_blocks(task, longest, blocks, seed)
         self._edges: dict[tuple[str, ...], EdgeSets | None] = {}
+        self._pieces: dict[tuple[str, ...], list[tuple[Batch, EdgeSets | None]]] = {}
 
     def fewer(self, sequences: int) -> "HeldOut":
         """Such sequences, but not so many."""
@@ -61,6 +63,18 @@ class HeldOut:
         if (on, *names) not in self._edges:
             self._edges[on, *names] = self._edge_sets(names, self.batch(on), on)
         return self._edges[on, *names]
+
+    def pieces(self, names: Sequence[str], on: Sequences) -> list[tuple[Batch, EdgeSets | None]]:
+        """The sequences of a kind in pieces for a CPU, of about _TOKENS tokens, each with its part of `edges`."""
+        if (on, *names) not in self._pieces:
+            batch, edges, found = self.batch(on), self.edges(names, on), []
+            size = 1 if batch is None else max(1, _TOKENS // batch.length)
+            for first in range(0, 0 if batch is None else len(batch), size):
+                assert batch is not None
+                here = None if edges is None else EdgeSets(tuple(s.part(first, first + size) for s in edges.sets))
+                found.append((batch.part(slice(first, first + size)), here))
+            self._pieces[on, *names] = found
+        return self._pieces[on, *names]
 
     def _edge_sets(self, names: Sequence[str], batch: Batch | None, on: Sequences) -> EdgeSets | None:
         found = []

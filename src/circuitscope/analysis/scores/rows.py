@@ -17,12 +17,13 @@ from circuitscope.analysis.scores.answers import Judged, judged
 from circuitscope.analysis.scores.head_weights import compositions, copying_scores, distinct
 from circuitscope.analysis.scores.held_out import HeldOut, check_scores, scores_left_out, with_later
 from circuitscope.analysis.scores.of_layers import EdgeSets, layer_weights
-from circuitscope.analysis.scores.registry import SCORES, Score, row_score
+from circuitscope.analysis.scores.registry import SCORES, Score, Sequences, row_score
 from circuitscope.analysis.scores.weight_on_edges import summarize
 from circuitscope.devices import on_cpu
 from circuitscope.lens import HookedModel
 from circuitscope.tasks import Batch
 
+Weights = tuple[dict[str, Any], Tensor]  # what the rows of some weights say besides, and [sequence, unit]
 COLUMNS = {
     "layer": "Int64",
     "head": "Int64",
@@ -64,36 +65,50 @@ def score_rows(model: HookedModel, data: HeldOut, names: Sequence[str]) -> Itera
     A row without a head is about the whole layer, with |Φ| summed over its units. A row without a layer is about the
     whole model.
     """
-    where, _ = data.own.labelled()
-    own = opened(model).walk(data.own.inputs, at=where if "model" in names else None)
-    weights = list(_weights(own, data.edges(names, "own")))
-    given = judged(own.logit_slices(), data.own, own.inputs.device) if "model" in names else ()
+    weights, given = _passes(model, data, names, "own", answers="model" in names)
     found = on_cpu([*(per_sequence for _, per_sequence in weights), *given])
     yield from _weight_rows(weights, found[: len(weights)])
     if given:
         yield from model_rows(Judged(*found[len(weights) :]), data.own)
     for on in ("repeats", "new period"):
-        batch, edges = data.batch(on), data.edges(names, on)
-        if batch is not None and edges is not None:
-            weights = list(_weights(opened(model).walk(batch.inputs), edges))
+        if data.edges(names, on) is not None:
+            weights, _ = _passes(model, data, names, on)
             yield from _weight_rows(weights, on_cpu([per_sequence for _, per_sequence in weights]))
     for rows in (SCORES[name].rows for name in names if "+" not in name):
         if rows is not None:
             yield from rows(model, data)
 
 
-def _weights(walk: Walk, edges: EdgeSets | None) -> Iterator[tuple[dict[str, Any], Tensor]]:
+def _passes(
+    model: HookedModel, data: HeldOut, names: Sequence[str], on: Sequences, answers: bool = False
+) -> tuple[list[Weights], list[Tensor]]:
+    """Weights on edges of all sequences of a kind, and what is judged of the model's answers if that is asked for."""
+    every, whole = data.edges(names, on), data.batch(on)
+    on_a_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    pieces = data.pieces(names, on) if on_a_cpu or whole is None else [(whole, every)]
+    of_pieces, given = [], []
+    for batch, edges in pieces:
+        walk = opened(model).walk(batch.inputs, at=batch.labelled()[0] if answers else None)
+        of_pieces.append(list(_weights(walk, edges, every)))
+        if answers:
+            given.append(judged(walk.logit_slices(), batch, walk.inputs.device))
+    joined = [torch.cat([per_sequence for _, per_sequence in one]) for one in zip(*of_pieces, strict=True)]
+    said = [said for said, _ in of_pieces[0]]
+    return list(zip(said, joined, strict=True)), [torch.cat(part) for part in zip(*given, strict=True)]
+
+
+def _weights(walk: Walk, edges: EdgeSets | None, all_edges: EdgeSets | None) -> Iterator[Weights]:
     """Weights on edges, where the model is, each with what its rows say besides.
 
     On the edges after the value, which only a circuit asks for, these are weights of heads or of whole layers, not of
     every channel. Without edges only the pass is made, because it gives the logits.
     """
-    if not edges:
+    if edges is None or all_edges is None:
         deque(walk, maxlen=0)
         return
     for layer, product, of_units, whole in layer_weights(walk, edges):
         place: dict[str, Any] = {"layer": layer, "factor": product.name, "unit": product.unit}
-        even = edges.even(product)
+        even = all_edges.even(product)
         for (name, weighting), per_sequence in of_units.items():
             if "+" not in name or (product.unit == "head" and weighting != "signed"):
                 said = {"score": name, "weighting": weighting, "even": even[name], "of_units": True}
@@ -102,7 +117,7 @@ def _weights(walk: Walk, edges: EdgeSets | None) -> Iterator[tuple[dict[str, Any
             yield {"score": name, "weighting": "abs", "even": even[name], "of_units": False, **place}, per_sequence
 
 
-def _weight_rows(weights: list[tuple[dict[str, Any], Tensor]], found: list[Tensor]) -> Iterator[Row]:
+def _weight_rows(weights: list[Weights], found: list[Tensor]) -> Iterator[Row]:
     """The rows of `_weights`, whose values are now on the CPU."""
     for (said, _), per_sequence in zip(weights, found, strict=True):
         place = {key: part for key, part in said.items() if key != "of_units"}
