@@ -245,9 +245,8 @@ def _parts(model: HookedModel, batch: Batch, step: Step, name: str, before: Befo
     whole: dict[tuple[int, str], tuple[float, float]] = {}
     found: dict[tuple[int, str], Product] = {}
     on_edges: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}  # weights of units, of the layer
-    for layer, product, by_unit, of_layer in layer_weights(opened(model).walk(batch.inputs), EdgeSets((edges,))):
-        if not product.hook:  # without a knockout of its own nothing is proved
-            continue
+    walk = opened(model).walk(batch.inputs)
+    for layer, product, by_unit, of_layer in layer_weights(walk, EdgeSets((edges,)), _can_be_cut):
         key, per_unit = (layer, product.name), by_unit[edges.name, weightings_of(product)[0]]
         found[key] = product
         on_edges[key] = (per_unit, of_layer.get(edges.name, per_unit))
@@ -279,6 +278,11 @@ def _parts(model: HookedModel, batch: Batch, step: Step, name: str, before: Befo
         for head, weight in enumerate(weights[key]):
             if (effect := of_heads.get((*key, head))) is not None:
                 yield Part(step, name, layer, head, name_of, True, *weight, strongest, effect)
+
+
+def _can_be_cut(product: Product) -> bool:
+    """Whether a matrix has a knockout of its own; without one nothing is proved of it."""
+    return bool(product.hook)
 
 
 def _composition(model: HookedModel, binding: Part | None, recall: Part | None) -> float | None:

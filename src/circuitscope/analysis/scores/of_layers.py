@@ -6,7 +6,7 @@ matrix is built; every other matrix is built in slices of its units and read sli
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -81,16 +81,21 @@ class LayerWeights(NamedTuple):
     whole: dict[str, WholeLayer]  # |M| summed over the units, weighting abs; empty where one head is the whole layer
 
 
-def layer_weights(walk: Walk, edges: EdgeSets) -> Iterator[LayerWeights]:
-    """The weights of every mixing matrix of a model on the edges, in one pass."""
+def layer_weights(
+    walk: Walk, edges: EdgeSets, wanted: Callable[[Product], bool] = lambda product: True
+) -> Iterator[LayerWeights]:
+    """The weights of every mixing matrix of a model on the edges, or of those that are wanted, in one pass."""
     for layer, reading in walk:
-        for product, of_units, whole in _of_reading(reading, edges):
+        for product, of_units, whole in _of_reading(reading, edges, wanted):
             one_head = product.size == 1 and product.unit == "head"
             yield LayerWeights(layer, product, of_units, {} if one_head else whole)
 
 
-def _of_reading(reading: Reading, edges: EdgeSets) -> Iterator[tuple[Product, OfUnits, dict[str, WholeLayer]]]:
-    products, made = reading.products(), dict[str, EdgeSums]()
+def _of_reading(
+    reading: Reading, edges: EdgeSets, wanted: Callable[[Product], bool]
+) -> Iterator[tuple[Product, OfUnits, dict[str, WholeLayer]]]:
+    products = {name: product for name, product in reading.products().items() if wanted(product)}
+    made = dict[str, EdgeSums]()
     for name, product in products.items():
         if product.shares:
             yield product, *_of_shares(reading, product, edges.sets)
