@@ -1,5 +1,7 @@
 """Does a circuit found at one length and number of pairs serve others? Cuts the same parts there; writes carries.csv.
 
+It also draws figures/circuit-carries.png.
+
     python studies/circuit_carries/carries.py runs/nearby            # trains what is missing, then cuts
     python studies/circuit_carries/carries.py runs/nearby mamba      # only this one; its rows replace older ones
 
@@ -19,6 +21,7 @@ from circuitscope.analysis import find_circuit, knock_out
 from circuitscope.analysis.causal.parts import ENOUGH, Part
 from circuitscope.config import RunConfig
 from circuitscope.training.trainer import train
+from circuitscope.viz.style import COLOURS, GREY, Sheet, look, save
 
 HERE = Path(__file__).parent
 MODELS = ("attention_rope", "mamba", "mamba2", "deltanet")
@@ -86,6 +89,30 @@ def expected(table: pd.DataFrame) -> list[str]:
     return out
 
 
+def figure(table: pd.DataFrame) -> Sheet:
+    """Accuracy by setting, and the most that is left when one of the parts that were found at (64, 4) is cut."""
+    x = range(len(SETTINGS))
+    with look():
+        sheet = Sheet(table=lambda: table, figsize=(6.4, 3.0), layout="constrained")
+        axes = sheet.subplots()
+        for name, colour in zip(MODELS, COLOURS, strict=False):
+            part = table[table.model == name].assign(left=lambda rows: rows.accuracy - rows.lost)
+            by = part.groupby(["length", "pairs"]).agg({"accuracy": "first", "left": "max"})
+            axes.plot(x, [by.accuracy[size] for size in SETTINGS], "o-", color=colour, ms=4, label=name)
+            axes.plot(x, [by.left[size] for size in SETTINGS], "x:", color=colour, ms=4)
+        chance = [1 / pairs for _, pairs in SETTINGS]
+        axes.plot(x, chance, "_", color=GREY, ms=22, label="any value of the context")
+        axes.plot([], [], "x:", color=GREY, ms=4, label="with one part cut")
+        axes.set_xticks(list(x), [f"({length}, {pairs})" for length, pairs in SETTINGS])
+        axes.get_xticklabels()[0].set_fontweight("bold")
+        axes.set_xlabel("(length, pairs); trained at the first alone")
+        axes.set_ylabel("accuracy")
+        axes.set_ylim(-0.03, 1.03)
+        sheet.suptitle("Parts that bind and recall at (64, 4) do so at other lengths and numbers of pairs")
+        sheet.legend(loc="outside right center", frameon=False)
+    return sheet
+
+
 def main() -> None:
     """Trains, cuts, writes."""
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -102,7 +129,10 @@ def main() -> None:
             new = pd.concat([old[old.model != name], new])
         new.sort_values("model", key=lambda names: names.map(MODELS.index), kind="stable").to_csv(path, index=False)
         print(f"{name}: done", flush=True)
-    print(*expected(pd.read_csv(path)), sep="\n")
+    table = pd.read_csv(path)
+    if set(table.model) == set(MODELS):
+        save(figure(table), HERE.parents[1] / "figures/circuit-carries.png")
+    print(*expected(table), sep="\n")
 
 
 if __name__ == "__main__":
