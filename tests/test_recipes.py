@@ -156,6 +156,12 @@ def test_a_batch_of_few_pairs_has_as_many_labels_as_one_of_four(pairs, batch, st
     assert RunConfig.build("mamba", "copy").train.batch_size == 64
 
 
+@pytest.mark.parametrize(("length", "pairs", "steps"), [(64, 4, 2500), (128, 4, 2500), (64, 8, 2500), (128, 8, 4000)])
+def test_mamba2_gets_more_steps_for_long_sequences_with_many_pairs(length, pairs, steps):
+    """At (128, 8) it left the plateau at step 800 only, and was at 85% and rising after 2,500 steps."""
+    assert RunConfig.build("mamba2", "mqar", length=length, pairs=pairs).train.steps == steps
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [

@@ -71,6 +71,10 @@ def _pairs(setting: Setting) -> int:
     return min(4, getattr(setting.task, "pairs", 4))
 
 
+def _long_with_many_pairs(setting: Setting) -> bool:
+    return setting.task.max_length * getattr(setting.task, "pairs", 0) > 512
+
+
 _FEW_PAIRS = Rule(
     "64, with fewer than 4 pairs 256 / pairs: as many labels as 4 pairs give",
     lambda setting: math.ceil(256 / _pairs(setting)),
@@ -100,7 +104,15 @@ _SIX: dict[str, dict[str, Any]] = {
     "attention": {"task.examples": _per_token(2.5, 20_000), **_WITH_REPEATS},
     "based": {"task.examples": _per_token(1.25, 10_000), **_WITH_REPEATS},
     "mamba": {**_ENDLESS, "train.lr": 1.2e-2, "train.beta2": 0.95, "train.steps": 4000},
-    "mamba2": {**_ENDLESS, "train.lr": 1e-2, "train.beta2": 0.95, "train.steps": 2500},
+    "mamba2": {
+        **_ENDLESS,
+        "train.lr": 1e-2,
+        "train.beta2": 0.95,
+        "train.steps": Rule(
+            "2500, where length · pairs is above 512 4000",
+            lambda setting: 4000 if _long_with_many_pairs(setting) else 2500,
+        ),
+    },
     "deltanet": {**_ENDLESS, "train.lr": 5e-3, "train.steps": 800},
     "hyena": {**_ENDLESS, "train.lr": 2e-2, "train.weight_decay": 0.01, "train.beta2": 0.98, "train.steps": 4000},
 }
