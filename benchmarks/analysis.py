@@ -14,7 +14,7 @@ from circuitscope.runs.run import newest_run
 _SECONDS = 60  # for the wide model
 _LATER = 1.0  # seconds after the imports that nobody can avoid
 _NOTE = (
-    "two real processes, imports included; per checkpoint 256 sequences of the task and as many of repeated blocks;"
+    "two real processes, imports included; per checkpoint 256 sequences of the task and 64 of repeated blocks;"
     " transitions, circuit and knockouts included"
 )
 
