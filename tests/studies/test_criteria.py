@@ -14,7 +14,7 @@ AXES = {"train.seed": [1, 2, 3], "model.preset": ["attention", "mamba"], "train.
 CHANCE = 0.25  # four pairs
 
 
-def judged(folder, accuracy, **criterion):
+def judged(folder, accuracy, exclude=(), **criterion):
     """A criterion on a sweep whose trials have the accuracy that a function of (preset, rate, seed) gives, or none."""
 
     def row(trial):
@@ -22,7 +22,7 @@ def judged(folder, accuracy, **criterion):
         found = accuracy(values["model.preset"], values["train.lr"], values["train.seed"])
         return found if found is None or isinstance(found, dict) else {"accuracy": found}
 
-    sweep = made_up_sweep(folder, row, axes=AXES)
+    sweep = made_up_sweep(folder, row, axes=AXES, exclude=list(exclude))
     data = {"name": "it", "quantity": "best_test_accuracy", **criterion}
     return judge(Criterion.model_validate(data), sweep.grid, sweep.results)
 
@@ -64,6 +64,28 @@ def test_a_missing_seed_leaves_a_cell_open_until_it_cannot_change_the_answer(tmp
 
     found = judged(tmp_path, accuracy, where={"train.lr": 1e-3}, holds_if={"at_least": 0.95})
     assert outcomes(found) == {"preset attention, lr 0.001": "open", "preset mamba, lr 0.001": "fails"}
+
+
+def test_a_cell_has_the_seeds_that_the_grid_gives_it(tmp_path):
+    def accuracy(preset, _rate, seed):
+        return {"attention": 0.96, "mamba": 0.5}[preset]
+
+    only_one = [{"train.seed": [2, 3], "model.preset": "mamba"}]
+    bound = {"where": {"train.lr": 1e-3}, "holds_if": {"at_least": 0.95}}
+    found = judged(tmp_path / "a", accuracy, exclude=only_one, **bound)
+    assert {cell.label: list(cell.values) for cell in found.cells} == {
+        "preset attention, lr 0.001": [(1,), (2,), (3,)],
+        "preset mamba, lr 0.001": [(1,)],
+    }
+    assert outcomes(found) == {"preset attention, lr 0.001": "holds", "preset mamba, lr 0.001": "fails"}
+
+    compared = {"where": {"model.preset": "attention"}, "than": {"model.preset": "mamba"}, "by": "difference"}
+    found = judged(tmp_path / "b", accuracy, exclude=only_one, **compared, holds_if={"at_least": 0.4})
+    assert {tuple(cell.values) for cell in found.cells} == {((1,),)}
+    assert found.outcome == "holds"
+
+    with pytest.raises(UserError, match=r"seeds: 2, and a cell of .* has 1"):
+        judged(tmp_path / "c", accuracy, exclude=only_one, seeds=2, **bound)
 
 
 def test_nothing_done_is_not_run(tmp_path):

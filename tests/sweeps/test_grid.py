@@ -94,6 +94,7 @@ def test_exclusions_leave_out_combinations():
         ({"axes": {"train.eval_every": [5, 10]}}, "two trials are the same run"),
         ({"axes": {"train.lr": [1e-3]}, "exclude": [{"train.seed": 0}]}, "unknown axis in exclude 'train.seed'"),
         ({"axes": {"train.lr": [1e-3]}, "exclude": [{"train.lr": 5}]}, "has no value 5"),
+        ({"axes": {"train.lr": [1e-3]}, "exclude": [{"train.lr": [1e-3, 5]}]}, "has no value 5"),
         ({"axes": {"train.lr": [1e-3]}, "exclude": [{}]}, "leave out everything"),
         ({"axes": {"train.lr": [1e-3]}, "exclude": [{"train.lr": 1e-3}]}, "the grid is empty"),
         ({"axes": {"train.lr": [1e-3]}, "fractions": [2]}, "shares of the steps"),

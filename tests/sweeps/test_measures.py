@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from circuitscope.analysis.checkpoints.runner import analyze, held_out
 from circuitscope.analysis.curvature import adam_scale, sharpness
+from circuitscope.analysis.evaluation import MODEL, evaluate
 from circuitscope.analysis.scores.curves import curve_at, strongest
 from circuitscope.errors import UserError
 from circuitscope.models.hooked_lm import HookedLM
@@ -55,6 +56,17 @@ def test_every_measure_gives_a_row_for_models_with_and_without_phi(preset, tmp_p
     assert row["stability_ratio"] == pytest.approx(row["preconditioned"] / row["stability_threshold"])
     assert row["stability_ratio"] <= row["stability_ratio_max"]
     assert row["stability_threshold"] == pytest.approx(38 / trial.config.train.lr)
+
+
+def test_a_trial_keeps_what_its_model_does_on_inputs_that_training_never_had(tmp_path):
+    task = {"name": "many_outlier", "dims": 2, "points": 5, "outliers": 0.5}
+    model = {"preset": "attention", "d_model": 8, "n_layers": 1}
+    (trial,) = make_grid("g", {"base": {**BASE, "task": task}, "axes": {"model": {"named": {"a": model}}}}).trials
+    row = run_trial(trial, tmp_path, measure=["evaluation"])
+    table = evaluate(Run(tmp_path / trial.digest))
+    own = table[table["of"] == MODEL].set_index("measure")["value"]
+    assert row["evaluated_error_without_outliers"] == own["error without outliers"]
+    assert row["evaluated_error"] == own["error"] != row["evaluated_error_without_outliers"]
 
 
 def test_an_unknown_measure_is_refused_before_anything_is_trained(tmp_path):

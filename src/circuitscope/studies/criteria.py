@@ -26,14 +26,18 @@ Place = tuple[tuple[str, Any], ...]  # the values of the axes that make a cell
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its place, its value for each seed of the grid (nan where it is not known), and what that means.
+    """One cell: its place, its value for each seed of its trials (nan where it is not known), and what that means.
 
     With `above: chance`, values are distances to that level.
     """
 
-    label: str
+    place: Place
     values: dict[Seed, float]
     outcome: Outcome
+
+    @property
+    def label(self) -> str:
+        return _label(self.place)
 
     @property
     def mean(self) -> Mean:
@@ -57,6 +61,11 @@ class Judged:
             return next(iter(outcomes))
         return "open"
 
+    def short_labels(self) -> list[str]:
+        """The label of each cell without the axes on which all cells have the same value."""
+        several = {path for path, _ in set().union(*(cell.place for cell in self.cells)) - _shared(self.cells)}
+        return [_label(tuple(part for part in cell.place if part[0] in several)) for cell in self.cells]
+
 
 def judge(criterion: Criterion, grid: Grid, results: ResultsTable) -> Judged:
     """What the table says of a criterion."""
@@ -64,23 +73,26 @@ def judge(criterion: Criterion, grid: Grid, results: ResultsTable) -> Judged:
     counted = [trial for trial in grid.trials if _matches(trial, criterion.where)]
     if not counted:
         raise UserError(f"criterion {criterion.name!r}: no trial of {grid.name} has {shown(criterion.where)}")
-    seeds = list(dict.fromkeys(_seed(trial) for trial in grid.trials))
     known = _Quantities(criterion, results)
     there = _places(grid.trials, criterion)
     cells = []
     for place, trials in _places(counted, criterion).items():
+        seeds = _seeds(trials)
         values = known.of(trials, seeds)
         if criterion.than:
             other = there.get(_moved(place, criterion.than))
             if other is None:
                 raise UserError(f"criterion {criterion.name!r}: {_label(place)} has no trial with {criterion.than}")
-            values = _compared(values, known.of(other, seeds), criterion.by)
+            shared = {seed: value for seed, value in values.items() if seed in _seeds(other)}
+            if not shared:
+                raise UserError(f"criterion {criterion.name!r}: {_label(place)} shares no seed with {criterion.than}")
+            values = _compared(shared, known.of(other, shared), criterion.by)
         elif criterion.than_rates:
             fewer = [trial for trial in trials if trial.config.train.lr in criterion.than_rates]
             values = _compared(values, known.of(fewer, seeds), criterion.by)
         elif criterion.holds_if.above:
             values = _above_chance(values, trials[0], criterion)
-        cells.append(Cell(_label(place), values, _outcome(criterion, values)))
+        cells.append(Cell(place, values, _outcome(criterion, values)))
     return Judged(criterion, cells)
 
 
@@ -185,9 +197,12 @@ def _check(criterion: Criterion, grid: Grid) -> None:
     for rate in criterion.than_rates:
         if rate not in rates:
             raise UserError(f"criterion {criterion.name!r}: than_rates: {grid.name} has no rate {rate:g}")
-    count = len({_seed(trial) for trial in grid.trials})
-    if isinstance(criterion.seeds, int) and not 1 <= criterion.seeds <= count:
-        raise UserError(f"criterion {criterion.name!r}: seeds: {criterion.seeds}, and {grid.name} has {count}")
+    if isinstance(criterion.seeds, int):
+        counted = (trial for trial in grid.trials if _matches(trial, criterion.where))
+        counts = [len(_seeds(trials)) for trials in _places(counted, criterion).values()]
+        if counts and not 1 <= criterion.seeds <= min(counts):
+            few = f"a cell of {grid.name} has {min(counts)}"
+            raise UserError(f"criterion {criterion.name!r}: seeds: {criterion.seeds}, and {few}")
 
 
 def _matches(trial: Trial, where: Mapping[str, Any]) -> bool:
@@ -200,6 +215,11 @@ def _seed(trial: Trial) -> Seed:
     return tuple(trial.values[path] for path in _SEEDS if path in trial.values)
 
 
+def _seeds(trials: Iterable[Trial]) -> list[Seed]:
+    """The seeds of some trials, each once; a grid may give some cells more of them than others."""
+    return list(dict.fromkeys(_seed(trial) for trial in trials))
+
+
 def _places(trials: Iterable[Trial], criterion: Criterion) -> dict[Place, list[Trial]]:
     """The trials by cell: by the values of all axes but the seeds, and the rate where one stands for all."""
     left_out = {*_SEEDS, *([_RATE] if criterion.rate == "best" or criterion.quantity == WINDOW else [])}
@@ -208,6 +228,11 @@ def _places(trials: Iterable[Trial], criterion: Criterion) -> dict[Place, list[T
         place = tuple((path, value) for path, value in trial.values.items() if path not in left_out)
         found.setdefault(place, []).append(trial)
     return found
+
+
+def _shared(cells: Iterable[Cell]) -> set[tuple[str, Any]]:
+    """The axes on which all cells have the same value, with that value."""
+    return set.intersection(*(set(cell.place) for cell in cells))
 
 
 def _moved(place: Place, than: Mapping[str, Any]) -> Place:

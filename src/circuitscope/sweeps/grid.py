@@ -10,7 +10,7 @@
       train.seed: {seeds: 3}
     zipped:                                # fields that change together
       - {task.length: [64, 256], task.pairs: [4, 16]}
-    exclude:                               # combinations that are left out
+    exclude:                               # combinations that are left out; a list means any of its values
       - {model.preset: attention, train.lr: 0.01}
     measure: [circuit]
     fractions: [0.25, 0.5, 1]              # shares of the steps at which accuracy is tabulated
@@ -131,9 +131,10 @@ def make_grid(name: str, data: Any) -> Grid:
         raise explain(error, GridFile) from None
     groups = [*_single(file.axes), *_zipped(file.zipped)]
     _check_paths([path for group in groups for path in group])
+    exclusions = _exclusions(file.exclude, groups)
     trials: dict[str, Trial] = {}
     for values, changes in _combinations(groups):
-        if any(_matches(one, values) for one in _exclusions(file.exclude, groups)):
+        if any(_matches(one, values) for one in exclusions):
             continue
         trial = Trial(RunConfig.parse(_with_one_thread(override(file.base, changes))), values)
         if (other := trials.get(trial.digest)) is not None:
@@ -241,15 +242,22 @@ def _exclusions(several: list[dict[str, Any]], groups: list[dict[str, Values]]) 
         for path, value in one.items():
             if path not in axes:
                 raise unknown("axis in exclude", path, axes)
-            if not any(_same(value, label) for label in axes[path]):
-                raise UserError(
-                    f"exclude: {path} has no value {shown(value)}; it has {', '.join(map(str, axes[path]))}"
-                )
+            whole = any(_same(value, label) for label in axes[path])
+            for part in [value] if whole or not isinstance(value, list) else value:
+                if not any(_same(part, label) for label in axes[path]):
+                    raise UserError(
+                        f"exclude: {path} has no value {shown(part)}; it has {', '.join(map(str, axes[path]))}"
+                    )
     return several
 
 
 def _matches(exclusion: dict[str, Any], values: dict[str, Any]) -> bool:
-    return all(_same(value, values[path]) for path, value in exclusion.items())
+    return all(_is_or_has(wanted, values[path]) for path, wanted in exclusion.items())
+
+
+def _is_or_has(wanted: Any, label: Any) -> bool:
+    """Whether a label is what is wanted, or one of the values in a list of them."""
+    return _same(wanted, label) or (isinstance(wanted, list) and any(_same(one, label) for one in wanted))
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -180,9 +180,19 @@ def _curvature(run: Run) -> Row:
     }
 
 
+def _evaluation(run: Run) -> Row:
+    """The task's own measures of the last checkpoint on test examples, as `circuitscope evaluate` has them."""
+    from circuitscope.analysis.evaluation import MODEL, evaluate
+
+    table = evaluate(run, step=run.steps[-1])
+    own = table[table["of"] == MODEL]
+    return {f"evaluated_{name.replace(' ', '_')}": value for name, value in zip(own.measure, own.value, strict=True)}
+
+
 MEASURES = {
     "circuit": Measure("whether the binding and the recall step formed, by score and knockout", _circuit),
     "phases": Measure("when loss, accuracy, binding and recall turned, with intervals", _phases),
     "decay": Measure("decay of Φ with distance, and what the state's transition keeps", _decay),
+    "evaluation": Measure("the task's own measures on test examples, also where its inputs differ", _evaluation),
     "curvature": Measure("largest eigenvalue of the Hessian, and how close AdamW is to its edge", _curvature),
 }
