@@ -44,3 +44,20 @@ def logistic(steps, rng):
     """A sigmoid from 0 to 1 and its midpoint."""
     u, m, w = place(steps, rng)
     return 1 / (1 + np.exp(-2 * np.log(9) * (u - m) / w)), float(np.exp(m) - steps[1])
+
+
+def height(rng):
+    """How far a smooth curve falls or rises, in σ."""
+    return rng.choice([-1, 1]) * np.exp(rng.uniform(np.log(10), np.log(100)))
+
+
+def stepped(null, step, size):
+    """Curves of the kind `null` with a step of so many σ, in the direction in which the curve goes."""
+
+    def draw(points, rng):
+        drawn = null(points, rng)
+        rise, midpoint = step(drawn.steps, rng)
+        falls = drawn.values[:3].mean() > drawn.values[-3:].mean()
+        return Drawn(drawn.steps, drawn.clock, drawn.values + (-size if falls else size) * rise, midpoint)
+
+    return draw

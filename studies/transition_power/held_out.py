@@ -8,12 +8,8 @@ the last two when those had led to another.
 """
 
 import numpy as np
-from curves import Drawn, evaluations, place
+from curves import Drawn, evaluations, height, place, stepped
 from scipy.special import erf
-
-
-def _height(rng):
-    return rng.choice([-1, 1]) * np.exp(rng.uniform(np.log(10), np.log(100)))
 
 
 def _smooth(x, rng):
@@ -30,7 +26,7 @@ def _in_time(rate, points, rng):
     steps = evaluations(points, rng)
     clock = np.interp(steps, np.arange(1501), np.concatenate([[0], np.cumsum(rate)]))
     noise = correlated(rng.standard_normal(points), rng.uniform(0, 0.4))
-    return Drawn(steps, clock, _height(rng) * _smooth(clock / clock[-1], rng) + noise)
+    return Drawn(steps, clock, height(rng) * _smooth(clock / clock[-1], rng) + noise)
 
 
 def inverse_root(points, rng):
@@ -89,7 +85,7 @@ def uneven(points, rng):
 def _with(noise):
     def draw(points, rng):
         steps = evaluations(points, rng)
-        return Drawn(steps, steps, _height(rng) * _smooth(steps / 1500, rng) + noise(points, rng))
+        return Drawn(steps, steps, height(rng) * _smooth(steps / 1500, rng) + noise(points, rng))
 
     return draw
 
@@ -109,7 +105,7 @@ def epochs(points, rng):
     falls = sum(
         first * 0.7**i * np.where(steps > b, 1 - np.exp(-(steps - b) / 10), 0.0) for i, b in enumerate(boundaries)
     )
-    values = abs(_height(rng)) * _smooth(steps / 1500, rng) - falls + rng.standard_normal(points)
+    values = abs(height(rng)) * _smooth(steps / 1500, rng) - falls + rng.standard_normal(points)
     return Drawn(steps, steps, values, boundaries=boundaries)
 
 
@@ -120,7 +116,7 @@ def _epochs(fall, count=(2.2, 4.5)):
         steps = evaluations(points, rng)
         boundaries = tuple(b for b in 1500 / rng.uniform(*count) * np.arange(1, 10) if b < 1500)
         falls = sum(rng.uniform(4, 20) * fall(steps - b, rng) for b in boundaries)
-        values = abs(_height(rng)) * _smooth(steps / 1500, rng) - falls + rng.laplace(size=points) / np.sqrt(2)
+        values = abs(height(rng)) * _smooth(steps / 1500, rng) - falls + rng.laplace(size=points) / np.sqrt(2)
         return Drawn(steps, steps, values, boundaries=boundaries)
 
     return draw
@@ -175,16 +171,6 @@ def two_stairs(steps, rng):
     return np.mean(halves, axis=0), float(np.exp(m) - steps[1])
 
 
-def _stepped(null, step, size):
-    def draw(points, rng):
-        drawn = NULLS[null](points, rng)
-        rise, midpoint = step(drawn.steps, rng)
-        falls = drawn.values[:3].mean() > drawn.values[-3:].mean()
-        return Drawn(drawn.steps, drawn.clock, drawn.values + (-size if falls else size) * rise, midpoint)
-
-    return draw
-
-
 _SHAPES = {"normal": normal, "sudden end": sudden_end, "two stairs": two_stairs}
 _UNDER = ("inverse root schedule", "heavy tails (t, 4 degrees), ρ 0.4", "outliers", "uneven noise")
-STEPS = {f"{null}, {shape}, 12 σ": _stepped(null, step, 12) for null in _UNDER for shape, step in _SHAPES.items()}
+STEPS = {f"{null}, {shape}, 12 σ": stepped(NULLS[null], step, 12) for null in _UNDER for shape, step in _SHAPES.items()}

@@ -5,11 +5,7 @@ the training loss falls a little wherever an epoch begins, and only what is not 
 """
 
 import numpy as np
-from curves import Drawn, ar1, evaluations, logistic, place
-
-
-def _height(rng):
-    return rng.choice([-1, 1]) * np.exp(rng.uniform(np.log(10), np.log(100)))
+from curves import Drawn, ar1, evaluations, height, logistic, place, stepped
 
 
 def _times(count, rng):
@@ -28,7 +24,7 @@ def _in_time(rate, points, rng):
     """A mixture of exponentials in the time that a rate makes."""
     steps = evaluations(points, rng)
     clock = np.interp(steps, np.arange(1501), np.concatenate([[0], np.cumsum(rate)]))
-    values = _height(rng) * _mixture(clock / clock[-1], rng) + ar1(points, rng.uniform(0, 0.6), rng)
+    values = height(rng) * _mixture(clock / clock[-1], rng) + ar1(points, rng.uniform(0, 0.6), rng)
     return Drawn(steps, clock, values)
 
 
@@ -47,7 +43,7 @@ def stepped_schedule(points, rng):
 def _smooth(noise):
     def draw(points, rng):
         steps = evaluations(points, rng)
-        return Drawn(steps, steps, _height(rng) * _mixture(steps / 1500, rng) + noise(points, rng))
+        return Drawn(steps, steps, height(rng) * _mixture(steps / 1500, rng) + noise(points, rng))
 
     return draw
 
@@ -76,7 +72,7 @@ def epochs(points, rng):
     boundaries = 1500 / rng.uniform(2.2, 5.5) * np.arange(1, 6)
     boundaries = tuple(b for b in boundaries if b < 1500)
     falls = sum(rng.uniform(4, 20) / (1 + np.exp(-(steps - b) / 5)) for b in boundaries)
-    values = abs(_height(rng)) * _mixture(steps / 1500, rng) - falls + ar1(points, rng.uniform(0, 0.5), rng)
+    values = abs(height(rng)) * _mixture(steps / 1500, rng) - falls + ar1(points, rng.uniform(0, 0.5), rng)
     return Drawn(steps, steps, values, boundaries=boundaries)
 
 
@@ -106,16 +102,6 @@ def straight(steps, rng):
     return np.clip((u - m) / (w / 0.8) + 0.5, 0, 1), float(np.exp(m) - steps[1])
 
 
-def _stepped(null, step, size):
-    def draw(points, rng):
-        drawn = NULLS[null](points, rng)
-        rise, midpoint = step(drawn.steps, rng)
-        falls = drawn.values[:3].mean() > drawn.values[-3:].mean()
-        return Drawn(drawn.steps, drawn.clock, drawn.values + (-size if falls else size) * rise, midpoint)
-
-    return draw
-
-
 _SHAPES = {"logistic": logistic, "sudden onset": gompertz, "straight": straight}
 _UNDER = ("linear schedule", "heavy tails (t, 3 degrees)", "moving average", "noise that grows")
-STEPS = {f"{null}, {shape}, 12 σ": _stepped(null, step, 12) for null in _UNDER for shape, step in _SHAPES.items()}
+STEPS = {f"{null}, {shape}, 12 σ": stepped(NULLS[null], step, 12) for null in _UNDER for shape, step in _SHAPES.items()}

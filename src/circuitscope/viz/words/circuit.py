@@ -38,10 +38,10 @@ def circuit_lines(circuit: Circuit) -> Iterator[tuple[str, ...]]:
 
 
 def since(timeline: Timeline, circuit: Circuit) -> dict[str, float]:
-    """The step from which each part of a circuit is there: the midpoint of its score's largest rise."""
+    """The step from which each part of a circuit is there: the midpoint of its score's steepest rise."""
     out: dict[str, float] = {}
     for part in circuit.parts:
         rises = [t for t in timeline.found.get(curve_of_part(part), ()) if t.size > 0]
         if rises:
-            out[part.step] = max(rises, key=lambda t: t.size).midpoint
+            out[part.step] = max(rises, key=lambda t: t.steepness).midpoint
     return out
