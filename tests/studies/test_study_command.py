@@ -72,11 +72,12 @@ def test_list_and_verdict_name_every_study_and_write_the_page_of_claims(tmp_path
     assert "second" not in out
 
 
-def test_plot_draws_the_grid_of_a_study_from_its_table(tmp_path, monkeypatch, capsys):
+def test_plot_draws_the_evidence_and_the_grid_of_a_study_from_its_table(tmp_path, monkeypatch, capsys):
     study(tmp_path / "one")
     words = ("study", "plot", "one", "--studies", tmp_path, "--out", tmp_path / "figures", "--runs", tmp_path / "none")
     assert run(monkeypatch, capsys, *words)[0] == 0
-    assert (tmp_path / "figures" / "one.png").stat().st_size > 5000
+    for name in ("one.png", "one-grid.png"):
+        assert (tmp_path / "figures" / name).stat().st_size > 5000
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,43 @@ def sweep(
         print(escaped(path))
 
 
+@app.command()
+def why(
+    grid: Annotated[Path, typer.Argument(help="Grid: a YAML file, or a folder with a grid.yaml.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write: .png, .svg or .pdf.", show_default="in figures beside results.csv"),
+    ] = None,
+    data: Numbers = False,
+    threshold: Annotated[float, typer.Option(help="Level at or above which a learning rate succeeds.")] = 0.95,
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder that holds the runs.", show_default="$CIRCUITSCOPE_RUNS or runs")
+    ] = None,
+) -> None:
+    """Why learning rates fail: the steps of the circuit that formed at each, AdamW's stability, gradients by group.
+
+    It needs the grid and its results.csv, not the runs, and trials that measured their circuit (measure: [circuit,
+    curvature] in the grid). Every model is a column.
+    """
+    from circuitscope.errors import UserError, escaped
+    from circuitscope.sweeps.cells import Cells
+    from circuitscope.sweeps.reasons import reasons
+    from circuitscope.sweeps.sweep import Sweep
+    from circuitscope.viz.style import check_ending, save
+    from circuitscope.viz.why import why as draw
+
+    check_ending(out)
+    found = Sweep.open(grid, runs)
+    found.collect()
+    cells = Cells.of(found.grid, found.results)
+    if not cells.by_rate:
+        raise UserError(f"{found.grid.name} has fewer than two learning rates; this figure is by learning rate")
+    title = f"{found.grid.name}: what is missing at each learning rate"
+    figure = draw(reasons(cells, found.results), title=title, value=cells.value_words, threshold=threshold)
+    for path in save(figure, out or found.results.folder / "figures" / "why.png", data=data):
+        print(escaped(path))
+
+
 def _axis(log_steps: bool, first: int | None, last: int | None) -> "StepAxis":
     from circuitscope.viz.step_axis import StepAxis
 

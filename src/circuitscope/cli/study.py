@@ -73,13 +73,23 @@ def plot_study(
     runs: Runs = None,
     studies: Root = _HERE,
 ) -> None:
-    """Draw the results of a study, one figure per grid; it needs the tables, not the runs."""
+    """Draw a study from its tables, without runs: the evidence for each criterion, and accuracy over each grid."""
     from circuitscope.cli.plot import sweep
+    from circuitscope.errors import escaped
+    from circuitscope.studies.verdict import evidence, verdict
+    from circuitscope.viz.evidence import evidence as draw
+    from circuitscope.viz.style import save
 
     study, folders = _grids(studies, name, scale)
-    for folder in folders:
+    found = verdict(study, scale)
+    assert found is not None  # it has a grid at this scale
+    figure = draw(evidence(found), title=f"{study.file.claim} ({found.words})")
+    for path in save(figure, out / f"{study.name if scale == 'laptop' else f'{study.name}-{scale}'}.png"):
+        print(escaped(path))
+    own = [folder for folder in folders if folder.resolve().is_relative_to(study.folder.resolve())]
+    for folder in own:
         parts = folder.relative_to(study.folder).parts
-        sweep(folder, out=out / f"{'-'.join((study.name, *parts))}.png", runs=runs)
+        sweep(folder, out=out / f"{'-'.join((study.name, *parts, 'grid'))}.png", runs=runs)
 
 
 @app.command("verdict")

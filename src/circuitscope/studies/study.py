@@ -26,6 +26,7 @@ The laptop scale of a study is the grid in its folder, or in the folder that a c
 that of another study (`grid: ../lr_windows`); the paper scale is the same below the folder `paper`.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -67,6 +68,14 @@ class Condition(Section):
             return value <= self.at_most
         assert self.within is not None
         return abs(value) <= self.within
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest value that fulfil the condition; an open end is infinite."""
+        if self.within is not None:
+            return -self.within, self.within
+        low = -math.inf if self.at_least is None else self.at_least
+        return low, math.inf if self.at_most is None else self.at_most
 
     def words(self) -> str:
         """The condition as people say it: `at least 0.95`, `at most 0.02 above the chance level`."""

@@ -10,11 +10,15 @@ A verdict is one of
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from circuitscope.studies.criteria import Cell, Judged, judge
 from circuitscope.studies.study import Scale, Study
 from circuitscope.sweeps.grid import read_grid
 from circuitscope.sweeps.results import ResultsTable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _SHOWN = 4  # cells that are listed one by one
 _HEADING = """# What the studies found
@@ -71,6 +75,35 @@ def claims(verdicts: Iterable[Verdict]) -> str:
         if one.study.file.budget:
             lines += ["", f"Budget: {one.study.file.budget}."]
     return "\n".join(lines) + "\n"
+
+
+def evidence(one: Verdict) -> "pd.DataFrame":
+    """What a verdict rests on: criterion, words, cell, seed, value, outcome, and the ends of what passes.
+
+    `of` says what the value is, where that is not the quantity itself.
+    """
+    import pandas as pd
+
+    rows = []
+    for judged in one.judged:
+        criterion = judged.criterion
+        low, high = criterion.holds_if.ends
+        for cell, label in zip(judged.cells, judged.short_labels(), strict=True):
+            rows += [
+                {
+                    "criterion": criterion.name,
+                    "words": f"{criterion.name}: {criterion.words()}",
+                    "cell": label,
+                    "seed": " ".join(map(str, seed)),
+                    "value": value,
+                    "outcome": cell.outcome,
+                    "of": "distance to the chance level" if criterion.holds_if.above else "",
+                    "low": low,
+                    "high": high,
+                }
+                for seed, value in cell.values.items()
+            ]
+    return pd.DataFrame(rows)
 
 
 def outcome_words(judged: Judged) -> str:
