@@ -119,6 +119,31 @@ def test_rows_that_trials_left_behind_are_collected(small, tmp_path):
     assert len(again.missing) == 1
 
 
+def test_a_trial_that_another_sweep_has_finished_is_measured_and_not_trained_again(small, tmp_path, monkeypatch):
+    first = Sweep.open(small, tmp_path / "runs")
+    done, half = first.grid.trials
+    theirs = run_trial(done, first.runs)
+    run_trial(half, first.runs)
+    Run(first.runs / half.digest).write_status("stopped", 8)
+    other_axes = {"model.n_layers": [1], "train.lr": [1e-3, 1e-2]}
+    grid = write_grid(tmp_path / "second", {"seed": 5}, axes=other_axes, measure=["decay"])
+    second = Sweep.open(grid, tmp_path / "runs")
+    assert [trial.digest for trial in second.grid.trials] == [done.digest, half.digest]
+
+    def train(config, plain=trainer.train, **where):
+        trained.append(config.train.lr)
+        return plain(config, **where)
+
+    trained: list[float] = []
+    monkeypatch.setattr(trainer, "train", train)
+    list(second.go(lambda jobs, watch: (run_job(job) for job in jobs), Quiet()))
+    assert trained == [half.config.train.lr]
+    mine = second.results.rows[done.digest]
+    assert mine["measured"] == "decay"
+    assert (mine["model.n_layers"], "train.seed" in mine) == (1, False)
+    assert mine["best_test_loss"] == pytest.approx(theirs["best_test_loss"])
+
+
 def test_a_trial_goes_on_from_its_resume_point(small, tmp_path, monkeypatch):
     found = Sweep.open(small, tmp_path / "runs")
     trial = found.grid.trials[0]

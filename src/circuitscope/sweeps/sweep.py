@@ -1,5 +1,6 @@
 """A sweep: the trials of a grid, what is done of them, and the executor that does the rest."""
 
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from circuitscope.sweeps.grid import FILE, Grid, Trial, grid_path, read_grid
 from circuitscope.sweeps.local import worker_pids
 from circuitscope.sweeps.measures import check_measures
 from circuitscope.sweeps.results import DONE, ResultsTable, Row
-from circuitscope.sweeps.trial import curves_of, saved_row
+from circuitscope.sweeps.trial import SAVED_ROW, curves_of, saved_row
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Sweep:
             with suppress(RunFailed):  # workers that were held still when their sweep was killed
                 self.hold(still=False)
             self.collect(write=True)
+            self._borrow()
             jobs = [Job.of(trial, self.grid, self.runs) for trial in self.missing]
             try:
                 with closing(executor(jobs, watch)) as rows:  # type: ignore[type-var]
@@ -83,6 +85,21 @@ class Sweep:
                         yield row
             finally:
                 self.results.write_changes()
+
+    def _borrow(self) -> None:
+        """Copies the runs of missing trials that another sweep in the same folder has brought to their end.
+
+        They are not trained again; what they lack is measured on the copy. The row that the other sweep left in its run
+        does not come along.
+        """
+        for trial in self.missing:
+            here, copy = self.runs / trial.digest, self.runs / f".{trial.digest}.copy"
+            for there in [] if here.exists() else sorted(self.runs.parent.glob(f"*/{trial.digest}")):
+                if _ended(there, trial):
+                    shutil.rmtree(copy, ignore_errors=True)
+                    shutil.copytree(there, copy, ignore=shutil.ignore_patterns(SAVED_ROW))
+                    copy.rename(here)
+                    break
 
     def _add(self, row: Row, write: bool = True) -> None:
         """Puts a row into the table, with the curves of its run if the run came to its end."""
@@ -143,6 +160,15 @@ class Sweep:
                 known[key] = seconds_per_step(trial)
             out[trial.digest] = known[key] * trial.config.train.steps
         return out
+
+
+def _ended(path: Path, trial: Trial) -> bool:
+    """Whether a folder holds the run of a trial, and that came to its end."""
+    try:
+        run = Run(path)
+        return run.status.get("state") in DONE and run.digest == trial.digest
+    except UserError:
+        return False
 
 
 def _cost_key(trial: Trial) -> str:

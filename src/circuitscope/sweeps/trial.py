@@ -22,6 +22,7 @@ from circuitscope.sweeps.results import DONE, Row
 if TYPE_CHECKING:
     import pandas as pd
 
+SAVED_ROW = "trial.json"  # in a run
 TEST_EXAMPLES = 3000
 _BATCH = 250  # test examples at a time
 REACHED = {"step_50": 0.5, "step_90": 0.9, "step_95": 0.95, "step_99": 0.99}  # column of the first step: accuracy
@@ -54,7 +55,7 @@ def run_trial(
             row |= MEASURES[name].columns(run)
         row["measured"] = " ".join(measure)
     row |= {"message": message, "version": __version__}
-    write_text(run.path / "trial.json", json.dumps(row, indent=1, default=str) + "\n")
+    write_text(run.path / SAVED_ROW, json.dumps(row, indent=1, default=str) + "\n")
     return row
 
 
@@ -213,7 +214,7 @@ def _scores_by_step(run: Run) -> dict[str, dict[int, float]]:
 def saved_row(run: Run) -> Row | None:
     """The row that a trial left in its run, if it came to its end."""
     try:
-        data: Any = json.loads((run.path / "trial.json").read_text(encoding="utf-8"))
+        data: Any = json.loads((run.path / SAVED_ROW).read_text(encoding="utf-8"))
         return data if isinstance(data, dict) and data.get("digest") == run.digest else None
     except (OSError, ValueError, RecursionError, UserError):
         return None
