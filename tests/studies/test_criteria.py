@@ -8,6 +8,7 @@ import pytest
 from circuitscope.errors import UserError
 from circuitscope.studies.criteria import judge
 from circuitscope.studies.study import Criterion
+from circuitscope.studies.verdict import outcome_words
 from made_up_sweeps import RATES, made_up_sweep
 
 AXES = {"train.seed": [1, 2, 3], "model.preset": ["attention", "mamba"], "train.lr": RATES}
@@ -106,7 +107,8 @@ def test_no_rate_is_chosen_while_one_is_missing(tmp_path):
     found = judged(
         tmp_path, lambda _p, rate, _s: None if rate == 1e-1 else 0.99, rate="best", holds_if={"at_least": 0.95}
     )
-    assert found.outcome == "not run"
+    assert found.outcome == "open"
+    assert outcome_words(found) == "open: 2 of 2 cells lack trials"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,7 @@ def test_a_trial_that_fails_may_lack_binding_and_one_that_passes_says_nothing(tm
 
     found = judged(tmp_path, row, quantity="lacks_binding", holds_if={"at_least": 1})
     by_rate = {cell.label.rpartition(" ")[2]: cell.outcome for cell in found.cells if "mamba" in cell.label}
-    assert list(by_rate.values()) == ["holds", "fails", "not run", "not run"]
+    assert list(by_rate.values()) == ["holds", "fails", "open", "open"]
 
 
 def test_a_trial_that_never_gets_there_takes_infinitely_many_steps(tmp_path):
@@ -199,7 +201,8 @@ def test_a_ratio_of_nothing_to_nothing_is_not_known(tmp_path):
     ratio = {"where": {"model.preset": "attention"}, "than": {"model.preset": "mamba"}, "by": "ratio"}
     found = judged(tmp_path, lambda *_: 0.0, quantity="window", **ratio, holds_if={"at_least": 2})
     assert all(math.isnan(value) for value in found.cells[0].values.values())
-    assert found.outcome == "not run"
+    assert found.outcome == "open"
+    assert outcome_words(found) == "open: 1 of 1 cells have all trials and no answer"
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,13 @@ Place = tuple[tuple[str, Any], ...]  # the values of the axes that make a cell
 class Cell:
     """One cell: its place, its value for each seed of its trials (nan where it is not known), and what that means.
 
-    With `above: chance`, values are distances to that level.
+    With `above: chance`, values are distances to that level. `complete` says that no trial is missing.
     """
 
     place: Place
     values: dict[Seed, float]
     outcome: Outcome
+    complete: bool
 
     @property
     def label(self) -> str:
@@ -53,7 +54,7 @@ class Judged:
 
     @property
     def outcome(self) -> Outcome:
-        """Fails if a cell fails, holds if every cell holds; not run if nothing is known of any cell."""
+        """Fails if a cell fails, holds if every cell holds; not run if no cell has a trial."""
         outcomes = {cell.outcome for cell in self.cells}
         if "fails" in outcomes:
             return "fails"
@@ -77,7 +78,7 @@ def judge(criterion: Criterion, grid: Grid, results: ResultsTable) -> Judged:
     there = _places(grid.trials, criterion)
     cells = []
     for place, trials in _places(counted, criterion).items():
-        seeds = _seeds(trials)
+        seeds, other = _seeds(trials), None
         values = known.of(trials, seeds)
         if criterion.than:
             other = there.get(_moved(place, criterion.than))
@@ -92,7 +93,8 @@ def judge(criterion: Criterion, grid: Grid, results: ResultsTable) -> Judged:
             values = _compared(values, known.of(fewer, seeds), criterion.by)
         elif criterion.holds_if.above:
             values = _above_chance(values, trials[0], criterion)
-        cells.append(Cell(place, values, _outcome(criterion, values)))
+        done = [results.done(trial.digest) for trial in (*trials, *(other or ()))]
+        cells.append(Cell(place, values, _outcome(criterion, values) if any(done) else "not run", all(done)))
     return Judged(criterion, cells)
 
 
@@ -164,8 +166,6 @@ def _above_chance(values: Mapping[Seed, float], trial: Trial, criterion: Criteri
 
 def _outcome(criterion: Criterion, values: Mapping[Seed, float]) -> Outcome:
     passes = [criterion.holds_if.holds(value) for value in values.values() if not math.isnan(value)]
-    if not passes:
-        return "not run"
     needed = len(values) if criterion.seeds == "every" else criterion.seeds
     if sum(passes) >= needed:
         return "holds"

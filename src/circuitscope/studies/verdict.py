@@ -107,15 +107,16 @@ def evidence(one: Verdict) -> "pd.DataFrame":
 
 
 def outcome_words(judged: Judged) -> str:
-    """How a criterion came out, with what is missing: `holds`, `fails in 2 of 9 cells`, `open: 3 of 9 cells`."""
-    count = {name: sum(cell.outcome == name for cell in judged.cells) for name in ("holds", "fails", "open", "not run")}
+    """How a criterion came out, with what is missing: `holds`, `fails in 2 of 9 cells`, `open: 3 of 9 cells …`."""
     every = len(judged.cells)
     if judged.outcome in ("holds", "not run"):
         return judged.outcome
     if judged.outcome == "fails":
         weak = ", which decides nothing" if judged.criterion.otherwise == "undecided" else ""
-        return f"fails in {count['fails']} of {every} cells{weak}"
-    return f"open: {count['open'] + count['not run']} of {every} cells lack trials"
+        return f"fails in {sum(cell.outcome == 'fails' for cell in judged.cells)} of {every} cells{weak}"
+    unsettled = [cell.complete for cell in judged.cells if cell.outcome != "holds"]
+    parts = [(unsettled.count(False), "lack trials"), (unsettled.count(True), "have all trials and no answer")]
+    return "open: " + ", ".join(f"{count} of {every} cells {words}" for count, words in parts if count)
 
 
 def measured(judged: Judged) -> str:
