@@ -1,10 +1,10 @@
 """What one layer of attention has learned where it stops at 1/k; writes what_it_is.csv and a figure of it.
 
-    circuitscope sweep studies/one_layer_attention        # the runs, if they are not there
+    python studies/one_layer_attention/what_it_is.py           # draws the table again
     python studies/one_layer_attention/what_it_is.py runs/one_layer_attention runs/conv_on_attention
 
 For each run that is there (of one_layer_attention, and as a control those of conv_on_attention with a causal conv on K)
-it measures:
+it measures the following and puts it into the table; what the table has of other runs stays:
 
 - where its loss ends between that of any value of the vocabulary (ln(V/2) if keys and values have halves of it) and
   ln k, that of any value of the context;
@@ -29,6 +29,7 @@ from circuitscope.sweeps.grid import Trial, read_grid
 from circuitscope.viz.style import COLOURS, GREY, Sheet, look, plain, save
 
 HERE = Path(__file__).parent
+TABLE = HERE / "what_it_is.csv"
 SEQUENCES = 512
 CONTROL, CONTROL_NAME = "k", "attention, conv on K"  # on the axis model.mixers of conv_on_attention; in the table
 
@@ -41,7 +42,7 @@ def row(trial: Trial, run: cs.Run) -> dict[str, Any]:
     layout = batch.layout
     at, pair, values = layout.query_pos, layout.query_pair, layout.value_pos
     rows = torch.arange(len(batch))[:, None]
-    weight = cs.phi(model, batch.tokens, layer=0).mean(dim=1)[rows, at]  # [batch, query, src]
+    weight = cs.phi(model, batch.tokens, layer=0).detach().mean(dim=1)[rows, at]  # [batch, query, src]
     on_values = weight.gather(2, values[:, None].expand(-1, at.shape[1], -1))
     answers, offered = _answers(model, batch.tokens, at), batch.tokens[rows, values]
     other = (pair + 1) % values.shape[1]
@@ -104,7 +105,7 @@ def figure(table: pd.DataFrame) -> Sheet:
         pairs = sorted(set(at_64.pairs))
         left.plot(pairs, [1 / k for k in pairs], ":", color=GREY, lw=1, label="1/k")
         if len(control):
-            left.plot([], [], "os", color=GREY, mfc="none", ls="", label="with a conv on K, beside k = 16")
+            left.plot([], [], "s", color=GREY, mfc="none", ls="", label="right of k = 16: with a conv on K")
         for width, colour in zip(sorted(set(plain_ones.d_model)), COLOURS, strict=False):
             of_width = plain_ones[plain_ones.d_model == width]
             right.plot(of_width.pairs, of_width.loss, "o", color=colour, ms=4.5, label=f"width {width}")
@@ -116,33 +117,33 @@ def figure(table: pd.DataFrame) -> Sheet:
             axes.set_xticks(pairs, [str(k) for k in pairs])
             axes.set_xlabel("pairs k")
             plain(axes)
-            axes.legend(frameon=False, fontsize=6.5)
         left.set_ylabel("share")
         right.set_ylabel("validation loss at the end")
-        right.set_ylim(0)
+        right.set_ylim(0, level * 1.08)
+        left.legend(frameon=False, fontsize=6.5)
+        right.legend(frameon=False, fontsize=6.5, loc="upper left", bbox_to_anchor=(0, 0.93))
         sheet.suptitle("One layer of attention reads all values alike; width limits how many it can tell apart")
     return sheet
 
 
 def main() -> None:
-    """Measures every run that is there, and writes the table."""
+    """Measures every run that is there, adds it to the table, and draws the table."""
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parse.add_argument("runs", type=Path, help="runs of one_layer_attention")
-    parse.add_argument("control", type=Path, nargs="?", help="runs of conv_on_attention")
-    given = parse.parse_args()
-    found = [(trial, given.runs) for trial in read_grid(HERE).trials]
-    if given.control is not None:
-        convs = read_grid(HERE.parent / "conv_on_attention").trials
-        found += [(trial, given.control) for trial in convs if trial.values["model.mixers"] == CONTROL]
-    rows = []
-    for trial, root in found:
-        if (root / trial.digest / "trial.json").exists():
-            rows.append(row(trial, cs.Run(root / trial.digest)))
-            print(trial.label, flush=True)
-    if not rows:
-        parse.error(f"no finished run of the grid in {given.runs}")
-    pd.DataFrame(rows).to_csv(HERE / "what_it_is.csv", index=False, float_format="%.4g")
-    save(figure(pd.read_csv(HERE / "what_it_is.csv")), HERE.parents[1] / "figures/one-layer-attention.png")
+    parse.add_argument("runs", type=Path, nargs="*", help="folders with runs of the two grids")
+    folders = parse.parse_args().runs
+    convs = read_grid(HERE.parent / "conv_on_attention").trials
+    trials = [*read_grid(HERE).trials, *(trial for trial in convs if trial.values["model.mixers"] == CONTROL)]
+    rows = {one["digest"]: one for one in pd.read_csv(TABLE).to_dict("records")} if TABLE.exists() else {}
+    for trial in trials:
+        for folder in folders:
+            if (folder / trial.digest / "trial.json").exists():
+                rows[trial.digest] = row(trial, cs.Run(folder / trial.digest))
+                print(trial.label, flush=True)
+    ordered = [rows[trial.digest] for trial in trials if trial.digest in rows]
+    if not ordered:
+        parse.error("the table is empty, and no folder holds a finished run of the grids")
+    pd.DataFrame(ordered).to_csv(TABLE, index=False, float_format="%.4g")
+    save(figure(pd.read_csv(TABLE)), HERE.parents[1] / "figures/one_layer_attention-what.png")
 
 
 if __name__ == "__main__":
