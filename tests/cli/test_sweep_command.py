@@ -70,6 +70,9 @@ def test_trials_by_digest_leave_rows_that_the_sweep_collects(circuitscope):
         (["plot", "sweep", "nothing.yaml"], "no grid: nothing.yaml does not exist"),
         (["plot", "sweep", "tiny.yaml"], "no trial of tiny that is done"),
         (["plot", "sweep", "tiny.yaml", "--out", "a.gif"], ".png, .svg, .pdf"),
+        (["plot", "why", "nothing.yaml"], "no grid: nothing.yaml does not exist"),
+        (["plot", "why", "tiny.yaml"], "fewer than two learning rates"),
+        (["plot", "why", "tiny.yaml", "--out", "a.gif"], ".png, .svg, .pdf"),
         (["sweep", "tiny.yaml", "--executor", "rey"], "executor"),
         (["sweep", "tiny.yaml", "--address", "auto"], "--address needs --executor ray, not local"),
         (["sweep", "tiny.yaml", "--executor", "ray", "--time", "9"], "--time needs --executor slurm, not ray"),
@@ -134,6 +137,21 @@ def test_any_column_of_numbers_can_be_drawn_and_has_no_window(circuitscope, tmp_
     code, _, err = circuitscope("plot", "sweep", "study", "--metric", "second")
     assert code == 2
     assert "unknown column of numbers 'second'; did you mean 'seconds'?" in err
+
+
+def test_why_rates_fail_is_drawn_from_the_table_or_refused_in_one_line(circuitscope, tmp_path):
+    measured = {"circuit": "not found", "missing": "binding", "clipped": 0.5, "grad_norm/embed": 0.1}
+    made_up_sweep(tmp_path / "study", lambda trial: {"accuracy": 0.2, **measured})
+    code, out, err = circuitscope("plot", "why", "study", "--data")
+    assert (code, out.split(), err) == (0, ["study/figures/why.png", "study/figures/why.csv"], "")
+    drawn = pd.read_csv("study/figures/why.csv")
+    assert set(drawn.binding) == {0}
+    assert set(drawn.recall) == {1}
+    for name, row in (("plain", {"accuracy": 0.2}), ("empty", None)):
+        made_up_sweep(tmp_path / name, lambda trial, row=row: row)
+        code, _, err = circuitscope("plot", "why", name)
+        assert code == 2, err
+        assert len(err.splitlines()) == 1
 
 
 def test_a_sweep_ends_with_the_rate_chosen_on_validation_and_its_accuracy_on_test(circuitscope, tmp_path):

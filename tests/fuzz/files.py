@@ -53,6 +53,7 @@ _OF_STUDIES = (
     "study verdict tiny",
     "study plot tiny",
     "plot sweep RUN",
+    "plot why RUN",
     "sweep RUN --dry-run",
     "runs --sweep tiny",
 )
