@@ -37,9 +37,11 @@ def test_every_measure_gives_a_row_for_models_with_and_without_phi(preset, tmp_p
     row = run_trial(trial, tmp_path, measure=list(MEASURES))
     assert row["state"] == "finished"
     assert row["measured"].split() == list(MEASURES)
+    assert (row["state_size"] is None) == (preset == "attention")
     assert row["circuit"] in ("found", "not found") or "no circuit" in row["circuit"]
     if preset == "mamba":
         assert row["time_constant_L0"] > 0
+        assert row["state_size"] == 16 * 16 + 16 * 3  # of the scan, and of the conv
         assert 0 < row["transition_L0"] < 1
         assert 0 < row["transition_start_L0"] < 1
         assert row["transition_L0"] != row["transition_start_L0"]

@@ -81,7 +81,7 @@ def _trained(trial: Trial, folder: Path, progress: Progress | None) -> tuple[Run
 
 def numbers_of(run: Run, fractions: Sequence[float] = ()) -> Row:
     """What the run's log says: steps, time, cost, best and last validation, first steps at 50, 90, 95 and 99%."""
-    from circuitscope.models.accounting import parameters, training_flops_per_token, without_weights
+    from circuitscope.models.accounting import parameters, state_size, training_flops_per_token, without_weights
     from circuitscope.models.build import build_model
 
     metric, rows = run.config.task.metric, run.metrics
@@ -94,6 +94,7 @@ def numbers_of(run: Run, fractions: Sequence[float] = ()) -> Row:
         "tokens": tokens,
         "flops": float(tokens * training_flops_per_token(model, run.config.task.max_length)),
         "parameters": parameters(model).total,
+        "state_size": state_size(model),
     }
     held = _held_out(run)
     if not len(held):
