@@ -136,8 +136,9 @@ def main() -> None:
     rows = {one["digest"]: one for one in pd.read_csv(TABLE).to_dict("records")} if TABLE.exists() else {}
     for trial in trials:
         for folder in folders:
-            if (folder / trial.digest / "trial.json").exists():
-                rows[trial.digest] = row(trial, cs.Run(folder / trial.digest))
+            path = folder / trial.digest
+            if (path / "config.yaml").exists() and cs.Run(path).status.get("state") == "finished":
+                rows[trial.digest] = row(trial, cs.Run(path))
                 print(trial.label, flush=True)
     ordered = [rows[trial.digest] for trial in trials if trial.digest in rows]
     if not ordered:

@@ -185,6 +185,83 @@ def test_a_trial_that_fails_may_lack_binding_and_one_that_passes_says_nothing(tm
     assert list(by_rate.values()) == ["holds", "fails", "open", "open"]
 
 
+@pytest.mark.parametrize(
+    ("circuit", "missing", "outcome"),
+    [
+        ("not found", "match", "open"),  # no place of the model could tell which step it is
+        ("a recall circuit is looked for elsewhere", "match", "open"),
+        ("not found", "values and match", "holds"),  # without values, nothing is bound
+        ("not found", "recall", "fails"),
+        (None, None, "open"),
+    ],
+)
+def test_what_cannot_be_told_of_a_circuit_decides_nothing(tmp_path, circuit, missing, outcome):
+    row = {"best_test_accuracy": 0.2, "circuit": circuit, "missing": missing}
+    found = judged(tmp_path, lambda *_: row, quantity="lacks_binding", holds_if={"at_least": 1})
+    assert found.outcome == outcome
+
+
+def test_the_cell_that_is_compared_has_the_same_rates(tmp_path):
+    few = {"where": {"model.preset": "attention", "train.lr": RATES[1:3]}, "than": {"model.preset": "mamba"}}
+    found = judged(tmp_path, lambda *_: 0.99, quantity="window", **few, by="ratio", holds_if={"at_least": 1})
+    assert set(found.cells[0].values.values()) == {1.0}
+
+
+def test_a_diverged_trial_is_not_judged_by_an_earlier_checkpoint(tmp_path):
+    row = {"state": "diverged", "evaluated_accuracy_after_16_examples": 0.99}
+    found = judged(
+        tmp_path, lambda *_: row, quantity="evaluated_accuracy_after_16_examples", holds_if={"at_least": 0.5}
+    )
+    assert found.outcome == "fails"
+
+
+def test_the_interval_of_an_accuracy_ends_at_one(tmp_path):
+    found = judged(tmp_path, lambda _p, _r, seed: 0.9 + 0.03 * seed, holds_if={"at_least": 0.9})
+    assert found.cells[0].mean.high == 1.0
+
+
+def test_a_curve_without_a_row_counts_for_nothing(tmp_path):
+    sweep = made_up_sweep(tmp_path, lambda _: {"accuracy": 0.5}, lambda _: [(0, 0.1), (10, 0.5)], axes=AXES)
+    digest = sweep.grid.trials[0].digest
+    del sweep.results.rows[digest]
+    criterion = Criterion.model_validate({"name": "it", "quantity": "bump", "holds_if": {"at_least": 1}})
+    assert judge(criterion, sweep.grid, sweep.results).cells[0].outcome == "open"
+
+
+@pytest.mark.parametrize(
+    ("criterion", "says"),
+    [
+        ({"where": {"model.preset": ["attention", "mmaba"]}}, "has no value 'mmaba'; it has attention, mamba"),
+        ({"where": {"train.lr": []}}, "empty list"),
+        ({"than": {"model.preset": "mmaba"}}, "has no value 'mmaba'"),
+        ({"than": {"train.seed": 1}}, "than cannot name train.seed"),
+        ({"than": {"train.lr": RATES[0]}, "rate": "best"}, "than cannot name train.lr"),
+        ({"quantity": "best_test_acuracy"}, "unknown quantity .*did you mean 'best_test_accuracy'"),
+        ({"quantity": "step_09"}, "unknown quantity .*did you mean 'step_9"),
+    ],
+)
+def test_what_would_be_judged_wrongly_is_refused(tmp_path, criterion, says):
+    with pytest.raises(UserError, match=says):
+        judged(tmp_path, lambda *_: 0.99, **{"holds_if": {"at_least": 0.95}, **criterion})
+
+
+def test_rates_as_yaml_reads_them_are_the_rates_of_the_grid(tmp_path):
+    found = judged(tmp_path, lambda *_: 0.99, where={"train.lr": ["1e-3", 1e-2]}, holds_if={"at_least": 0.95})
+    assert len(found.cells) == 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"than": {"a": [1]}}, "one value for each axis"),
+        ({"than": {"a": 1}, "holds_if": {"at_most": 0.1, "above": "chance"}}, "above: chance is for a value"),
+    ],
+)
+def test_comparisons_that_mean_nothing_are_refused(keys, says):
+    with pytest.raises(ValueError, match=says):
+        Criterion.model_validate({"name": "it", "quantity": "q", "holds_if": {"at_most": 0.1}, **keys})
+
+
 def test_a_trial_that_never_gets_there_takes_infinitely_many_steps(tmp_path):
     def row(preset, _rate, seed):
         return {} if preset == "attention" or seed == 3 else {"step_90": 400 + seed}
@@ -209,9 +286,9 @@ def test_a_ratio_of_nothing_to_nothing_is_not_known(tmp_path):
     ("criterion", "says"),
     [
         ({"where": {"model.prset": "mamba"}}, r"axis in criterion 'it' 'model\.prset'; did you mean 'model\.preset'"),
-        ({"where": {"model.preset": "hyena"}}, "no trial of .* has"),
+        ({"where": {"model.preset": "hyena"}}, "has no value 'hyena'"),
         ({"seeds": 4}, "seeds: 4, and .* has 3"),
-        ({"where": {"model.preset": "mamba"}, "than": {"model.preset": "hyena"}}, "has no trial with"),
+        ({"where": {"model.preset": "mamba"}, "than": {"model.preset": "hyena"}}, "has no value 'hyena'"),
     ],
 )
 def test_what_no_table_can_answer_is_refused_in_one_line(tmp_path, criterion, says):

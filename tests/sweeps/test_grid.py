@@ -69,6 +69,11 @@ def test_an_axis_over_learning_rates_by_group_takes_patterns_as_they_are():
     assert [trial.config.train.lr_groups for trial in found.trials] == [{}, slow]
 
 
+def test_an_exclusion_of_a_seed_leaves_its_neighbours():
+    grid = make_grid("g", {"base": {}, "axes": {"train.seed": [1000, 1001]}, "exclude": [{"train.seed": 1000}]})
+    assert [trial.values["train.seed"] for trial in grid.trials] == [1001]
+
+
 def test_exclusions_leave_out_combinations():
     found = grid(
         axes={"model.preset": ["attention", "mamba"], "train.lr": ["1e-3", "1e-2"]},
@@ -95,6 +100,7 @@ def test_exclusions_leave_out_combinations():
         ({"axes": {"train.lr": [1e-3]}, "exclude": [{"train.seed": 0}]}, "unknown axis in exclude 'train.seed'"),
         ({"axes": {"train.lr": [1e-3]}, "exclude": [{"train.lr": 5}]}, "has no value 5"),
         ({"axes": {"train.lr": [1e-3]}, "exclude": [{"train.lr": [1e-3, 5]}]}, "has no value 5"),
+        ({"axes": {"train.lr": [1e-3]}, "exclude": [{"train.lr": []}]}, "empty list"),
         ({"axes": {"train.lr": [1e-3]}, "exclude": [{}]}, "leave out everything"),
         ({"axes": {"train.lr": [1e-3]}, "exclude": [{"train.lr": 1e-3}]}, "the grid is empty"),
         ({"axes": {"train.lr": [1e-3]}, "fractions": [2]}, "shares of the steps"),

@@ -124,7 +124,7 @@ def test_a_trial_that_another_sweep_has_finished_is_measured_and_not_trained_aga
     done, half = first.grid.trials
     theirs = run_trial(done, first.runs)
     run_trial(half, first.runs)
-    Run(first.runs / half.digest).write_status("stopped", 8)
+    (first.runs / half.digest / "trial.json").unlink()  # it has not come to its end there
     other_axes = {"model.n_layers": [1], "train.lr": [1e-3, 1e-2]}
     grid = write_grid(tmp_path / "second", {"seed": 5}, axes=other_axes, measure=["decay"])
     second = Sweep.open(grid, tmp_path / "runs")
@@ -134,6 +134,10 @@ def test_a_trial_that_another_sweep_has_finished_is_measured_and_not_trained_aga
         trained.append(config.train.lr)
         return plain(config, **where)
 
+    second._borrow()
+    assert (second.runs / done.digest).is_dir()
+    assert not (second.runs / half.digest).exists()
+    assert second.collect() == 0  # the other sweep's row has other axes and measures
     trained: list[float] = []
     monkeypatch.setattr(trainer, "train", train)
     list(second.go(lambda jobs, watch: (run_job(job) for job in jobs), Quiet()))
@@ -142,6 +146,22 @@ def test_a_trial_that_another_sweep_has_finished_is_measured_and_not_trained_aga
     assert mine["measured"] == "decay"
     assert (mine["model.n_layers"], "train.seed" in mine) == (1, False)
     assert mine["best_test_loss"] == pytest.approx(theirs["best_test_loss"])
+
+
+def test_a_run_that_cannot_be_taken_over_is_trained(small, tmp_path):
+    first = Sweep.open(small, tmp_path / "runs")
+    broken, empty = first.grid.trials
+    for trial in (broken, empty):
+        run_trial(trial, first.runs)
+    (first.runs / broken.digest / "analysis").mkdir()
+    (first.runs / broken.digest / "analysis" / "gone").symlink_to("nowhere")  # a file that cannot be copied
+    for checkpoint in (first.runs / empty.digest / "checkpoints").iterdir():
+        checkpoint.unlink()
+    grid = write_grid(tmp_path / "second", axes={"train.lr": [1e-3, 1e-2], "train.seed": [5]})
+    second = Sweep.open(grid, tmp_path / "runs")
+    rows = list(second.go(lambda jobs, watch: (run_job(job) for job in jobs), Quiet()))
+    assert [row["state"] for row in rows] == ["finished", "finished"]
+    assert not list(second.runs.glob(".*.copy"))
 
 
 def test_a_trial_goes_on_from_its_resume_point(small, tmp_path, monkeypatch):

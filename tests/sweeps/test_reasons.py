@@ -11,7 +11,7 @@ from circuitscope.viz.why import why
 from made_up_sweeps import RATES, made_up_sweep
 
 AXES = {"train.seed": [1, 2], "model.preset": ["attention", "mamba"], "train.lr": RATES}
-MISSING = dict(zip(RATES, ("values binding recall", "", "binding", "match"), strict=True))
+MISSING = dict(zip(RATES, ("values, binding and recall", "", "binding", "match"), strict=True))
 
 
 def found(folder, **more):

@@ -32,7 +32,7 @@ def list_studies(studies: Root = _HERE) -> None:
         for one in _verdicts([study]):
             tables = [(read_grid(folder), ResultsTable(folder)) for folder in study.grids(one.scale)]
             every = sum(len(grid.trials) for grid, _ in tables)
-            done = sum(table.done(trial.digest) for grid, table in tables for trial in grid.trials)
+            done = sum(table.done(trial.digest, grid.measure) for grid, table in tables for trial in grid.trials)
             rows.append([study.name, one.scale, f"{done}/{every}", one.words, study.file.claim])
     if not rows:
         raise UserError(f"no study with a grid in {studies}")
@@ -60,9 +60,15 @@ def run(
 
     _, folders = _grids(studies, name, scale)
     end = None if minutes is None else time.monotonic() + 60 * minutes
+    failed = 0
     for folder in folders:
         left = None if end is None else max(0.0, (end - time.monotonic()) / 60)
-        sweep(folder, jobs=jobs, minutes=left, runs=runs)
+        try:
+            sweep(folder, jobs=jobs, minutes=left, runs=runs)
+        except typer.Exit as end_of_one:  # a trial failed; the other grids go on
+            failed = failed or end_of_one.exit_code
+    if failed:
+        raise typer.Exit(failed)
 
 
 @app.command("plot")
@@ -74,8 +80,10 @@ def plot_study(
     studies: Root = _HERE,
 ) -> None:
     """Draw a study from its tables, without runs: the evidence for each criterion, and accuracy over each grid."""
+    import sys
+
     from circuitscope.cli.plot import sweep
-    from circuitscope.errors import escaped
+    from circuitscope.errors import UserError, escaped
     from circuitscope.studies.verdict import evidence, verdict
     from circuitscope.viz.evidence import evidence as draw
     from circuitscope.viz.style import save
@@ -89,7 +97,10 @@ def plot_study(
     own = [folder for folder in folders if folder.resolve().is_relative_to(study.folder.resolve())]
     for folder in own:
         parts = folder.relative_to(study.folder).parts
-        sweep(folder, out=out / f"{'-'.join((study.name, *parts, 'grid'))}.png", runs=runs)
+        try:
+            sweep(folder, out=out / f"{'-'.join((study.name, *parts, 'grid'))}.png", runs=runs)
+        except UserError as error:  # a grid without an axis of numbers, or without a trial; the others are drawn
+            print(f"not drawn: {escaped(error)}", file=sys.stderr)
 
 
 @app.command("verdict")
@@ -98,6 +109,7 @@ def verdict(
     studies: Root = _HERE,
 ) -> None:
     """Judge every claim from the result tables and write CLAIMS.md beside the studies; with a name, print that one."""
+    from circuitscope.errors import UserError
     from circuitscope.runs.store import write_text
     from circuitscope.studies.study import find_study, studies_in
     from circuitscope.studies.verdict import claims
@@ -105,7 +117,9 @@ def verdict(
     if name is not None:
         print(claims(_verdicts([find_study(studies, name)])), end="")
         return
-    write_text(studies / "CLAIMS.md", claims(_verdicts(studies_in(studies))))
+    if not (found := _verdicts(studies_in(studies))):
+        raise UserError(f"no study with a grid in {studies}")
+    write_text(studies / "CLAIMS.md", claims(found))
     print(studies / "CLAIMS.md")
 
 

@@ -1,6 +1,7 @@
 """Judges one criterion of a study by the tables of its grid: in which cells it holds, fails, or is open.
 
-A cell is open while trials are missing that could still change its answer. A trial that diverged has a metric of 0.
+A cell is open while trials are missing that could still change its answer. A trial that diverged has the worst value of
+its metric: an accuracy of 0, or an error without bound.
 """
 
 import math
@@ -11,15 +12,15 @@ from typing import Any, Literal
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.studies.bump import BUMPS, bump
 from circuitscope.studies.study import Criterion
-from circuitscope.sweeps.grid import Grid, Trial
+from circuitscope.sweeps.cells import RATE, SEEDS, missing_step
+from circuitscope.sweeps.grid import Grid, Trial, check_values, matches
 from circuitscope.sweeps.results import DONE, ResultsTable, Row
+from circuitscope.sweeps.trial import REACHED
 from circuitscope.sweeps.windows import THRESHOLD, Mean, window
 
 WINDOW, LACKS_BINDING = "window", "lacks_binding"
 Outcome = Literal["holds", "fails", "open", "not run"]
 
-_RATE = "train.lr"
-_SEEDS = ("train.seed", "train.data_seed")
 Seed = tuple[Any, ...]
 Place = tuple[tuple[str, Any], ...]  # the values of the axes that make a cell
 
@@ -35,6 +36,7 @@ class Cell:
     values: dict[Seed, float]
     outcome: Outcome
     complete: bool
+    ends: tuple[float, float] = (-math.inf, math.inf)  # between which the values lie by their nature
 
     @property
     def label(self) -> str:
@@ -42,7 +44,7 @@ class Cell:
 
     @property
     def mean(self) -> Mean:
-        return Mean.of(self.values.values())
+        return Mean.of(self.values.values(), *self.ends)
 
 
 @dataclass(frozen=True)
@@ -70,31 +72,37 @@ class Judged:
 
 def judge(criterion: Criterion, grid: Grid, results: ResultsTable) -> Judged:
     """What the table says of a criterion."""
-    _check(criterion, grid)
-    counted = [trial for trial in grid.trials if _matches(trial, criterion.where)]
+    _check(criterion, grid, results)
+    counted = [trial for trial in grid.trials if matches(criterion.where, trial.values)]
     if not counted:
         raise UserError(f"criterion {criterion.name!r}: no trial of {grid.name} has {shown(criterion.where)}")
     known = _Quantities(criterion, results)
-    there = _places(grid.trials, criterion)
+    also = {path: value for path, value in criterion.where.items() if path in (RATE, *SEEDS)}
+    there = _places((trial for trial in grid.trials if matches(also, trial.values)), criterion)
     cells = []
     for place, trials in _places(counted, criterion).items():
         seeds, other = _seeds(trials), None
         values = known.of(trials, seeds)
         if criterion.than:
-            other = there.get(_moved(place, criterion.than))
-            if other is None:
+            beside = _moved(place, criterion.than, there)
+            if beside is None:
                 raise UserError(f"criterion {criterion.name!r}: {_label(place)} has no trial with {criterion.than}")
+            other = there[beside]
             shared = {seed: value for seed, value in values.items() if seed in _seeds(other)}
-            if not shared:
-                raise UserError(f"criterion {criterion.name!r}: {_label(place)} shares no seed with {criterion.than}")
+            if len(shared) < (1 if criterion.seeds == "every" else criterion.seeds):
+                few = f"{_label(place)} shares {len(shared)} seeds with {criterion.than}"
+                raise UserError(f"criterion {criterion.name!r}: {few}; expected at least {criterion.seeds}")
             values = _compared(shared, known.of(other, shared), criterion.by)
         elif criterion.than_rates:
             fewer = [trial for trial in trials if trial.config.train.lr in criterion.than_rates]
+            if not fewer:
+                raise UserError(f"criterion {criterion.name!r}: {_label(place)} has none of the rates in than_rates")
             values = _compared(values, known.of(fewer, seeds), criterion.by)
         elif criterion.holds_if.above:
             values = _above_chance(values, trials[0], criterion)
-        done = [results.done(trial.digest) for trial in (*trials, *(other or ()))]
-        cells.append(Cell(place, values, _outcome(criterion, values) if any(done) else "not run", all(done)))
+        done = [results.done(trial.digest, grid.measure) for trial in (*trials, *(other or ()))]
+        outcome = _outcome(criterion, values) if any(done) else "not run"
+        cells.append(Cell(place, values, outcome, all(done), _ends(criterion)))
     return Judged(criterion, cells)
 
 
@@ -112,19 +120,20 @@ class _Quantities:
         return {seed: self._single([t for t in trials if _seed(t) == seed]) for seed in seeds}
 
     def _number(self, trial: Trial, column: str) -> float:
-        if column in BUMPS:
-            return bump(column, trial, self.results.curves.get(trial.digest, []))
         row: Row = self.results.rows.get(trial.digest, {})
-        if column == LACKS_BINDING:
-            return _lacks_binding(row, self._number(trial, f"best_test_{trial.config.task.metric}"))
-        if row.get("state") == "diverged" and column.endswith(f"_{trial.config.task.metric}"):
-            return trial.config.task.worst
+        metric = trial.config.task.metric
         if row.get("state") not in DONE:
             return math.nan
+        if column in BUMPS:
+            return bump(column, trial, self.results.curves.get(trial.digest, []))
+        if column == LACKS_BINDING:
+            return _lacks_binding(row, self._number(trial, f"best_test_{metric}"))
+        if row["state"] == "diverged" and (column.endswith(f"_{metric}") or column.startswith(f"evaluated_{metric}")):
+            return trial.config.task.worst
         value = row.get(column)
         if isinstance(value, int | float):
             return float(value)
-        return math.inf if column.startswith("step_") else math.nan  # it never got that far
+        return math.inf if column in REACHED and metric == "accuracy" else math.nan  # it never got that far
 
     def _single(self, trials: list[Trial]) -> float:
         return self._number(trials[0], self.criterion.quantity) if trials else math.nan
@@ -150,10 +159,11 @@ class _Quantities:
 
 
 def _lacks_binding(row: Row, accuracy: float) -> float:
-    """1 if a trial that fails lacks the binding step, 0 if only others; nan if it passes or was not measured."""
-    if not accuracy < THRESHOLD or not row.get("circuit"):
+    """1 if a trial that fails lacks the binding step, 0 if only others; nan if it passes or that cannot be told."""
+    missing = missing_step(row)
+    if not accuracy < THRESHOLD or missing in ("", "match"):
         return math.nan
-    return float("binding" in str(row.get("missing") or ""))
+    return float("binding" in missing or missing == "values")  # without values, nothing is bound
 
 
 def _above_chance(values: Mapping[Seed, float], trial: Trial, criterion: Criterion) -> dict[Seed, float]:
@@ -187,32 +197,56 @@ def _ratio(value: float, other: float) -> float:
     return math.inf if value > 0 else math.nan
 
 
-def _check(criterion: Criterion, grid: Grid) -> None:
-    for path in (*criterion.where, *criterion.than):
+def _check(criterion: Criterion, grid: Grid, results: ResultsTable) -> None:
+    """Refuses what could not be judged, or would be judged wrongly, in one line that names the criterion."""
+    what = f"criterion {criterion.name!r}"
+    labels = {path: [trial.values[path] for trial in grid.trials] for path in grid.axes}
+    for path, wanted in (*criterion.where.items(), *criterion.than.items()):
         if path not in grid.axes:
-            raise unknown(f"axis in criterion {criterion.name!r}", path, grid.axes)
-    if criterion.rate == "best" and _RATE not in grid.axes:
-        raise UserError(f"criterion {criterion.name!r}: rate: best needs the axis {_RATE} in {grid.name}")
+            raise unknown(f"axis in {what}", path, grid.axes)
+        check_values(what, path, wanted, labels[path])
+    if criterion.rate == "best" and RATE not in grid.axes:
+        raise UserError(f"{what}: rate: best needs the axis {RATE} in {grid.name}")
+    for path in criterion.than:
+        if path in _pooled(criterion):
+            raise UserError(f"{what}: than cannot name {path}, because a cell has all its values")
     rates = {trial.config.train.lr for trial in grid.trials}
     for rate in criterion.than_rates:
         if rate not in rates:
-            raise UserError(f"criterion {criterion.name!r}: than_rates: {grid.name} has no rate {rate:g}")
-    if isinstance(criterion.seeds, int):
-        counted = (trial for trial in grid.trials if _matches(trial, criterion.where))
-        counts = [len(_seeds(trials)) for trials in _places(counted, criterion).values()]
-        if counts and not 1 <= criterion.seeds <= min(counts):
-            few = f"a cell of {grid.name} has {min(counts)}"
+            raise UserError(f"{what}: than_rates: {grid.name} has no rate {rate:g}")
+    if criterion.quantity == WINDOW and not grid.trials[0].config.task.larger_is_better:
+        raise UserError(f"{what}: a window is one of accuracies, and {grid.name} has errors")
+    _check_seeds(criterion, grid)
+    _check_quantity(criterion, grid, results)
+
+
+def _check_seeds(criterion: Criterion, grid: Grid) -> None:
+    counted = (trial for trial in grid.trials if matches(criterion.where, trial.values))
+    for trials in _places(counted, criterion).values():
+        if isinstance(criterion.seeds, int) and not 1 <= criterion.seeds <= len(_seeds(trials)):
+            few = f"a cell of {grid.name} has {len(_seeds(trials))}"
             raise UserError(f"criterion {criterion.name!r}: seeds: {criterion.seeds}, and {few}")
+        by_rate = {trial.config.train.lr: set[Seed]() for trial in trials}
+        for trial in trials:
+            by_rate[trial.config.train.lr].add(_seed(trial))
+        if criterion.rate == "best" and len(set(map(frozenset, by_rate.values()))) > 1:
+            raise UserError(f"criterion {criterion.name!r}: rate: best needs the same seeds at every rate of a cell")
 
 
-def _matches(trial: Trial, where: Mapping[str, Any]) -> bool:
-    return all(
-        trial.values[path] in (wanted if isinstance(wanted, list) else [wanted]) for path, wanted in where.items()
-    )
+def _check_quantity(criterion: Criterion, grid: Grid, results: ResultsTable) -> None:
+    """A column that no trial has is unknown, once a trial is done that measured everything."""
+    special = {WINDOW, LACKS_BINDING, *BUMPS}
+    if grid.trials[0].config.task.metric == "accuracy":
+        special |= REACHED.keys()
+    rows = [results.rows[trial.digest] for trial in grid.trials if results.done(trial.digest, grid.measure)]
+    finished = [row for row in rows if row["state"] == "finished"]
+    columns = {name for row in finished for name, value in row.items() if isinstance(value, int | float)}
+    if finished and criterion.quantity not in special | columns:
+        raise unknown(f"quantity in criterion {criterion.name!r}", criterion.quantity, sorted(special | columns))
 
 
 def _seed(trial: Trial) -> Seed:
-    return tuple(trial.values[path] for path in _SEEDS if path in trial.values)
+    return tuple(trial.values[path] for path in SEEDS if path in trial.values)
 
 
 def _seeds(trials: Iterable[Trial]) -> list[Seed]:
@@ -222,7 +256,7 @@ def _seeds(trials: Iterable[Trial]) -> list[Seed]:
 
 def _places(trials: Iterable[Trial], criterion: Criterion) -> dict[Place, list[Trial]]:
     """The trials by cell: by the values of all axes but the seeds, and the rate where one stands for all."""
-    left_out = {*_SEEDS, *([_RATE] if criterion.rate == "best" or criterion.quantity == WINDOW else [])}
+    left_out = _pooled(criterion)
     found: dict[Place, list[Trial]] = {}
     for trial in trials:
         place = tuple((path, value) for path, value in trial.values.items() if path not in left_out)
@@ -230,13 +264,29 @@ def _places(trials: Iterable[Trial], criterion: Criterion) -> dict[Place, list[T
     return found
 
 
+def _pooled(criterion: Criterion) -> set[str]:
+    """The axes of which a cell has all values."""
+    return {*SEEDS, *([RATE] if criterion.rate == "best" or criterion.quantity == WINDOW else [])}
+
+
+def _ends(criterion: Criterion) -> tuple[float, float]:
+    """Between which values a quantity lies: a share between 0 and 1, if it is not compared with anything."""
+    compared = criterion.than or criterion.than_rates or criterion.holds_if.above
+    return (0.0, 1.0) if "accuracy" in criterion.quantity and not compared else (-math.inf, math.inf)
+
+
 def _shared(cells: Iterable[Cell]) -> set[tuple[str, Any]]:
     """The axes on which all cells have the same value, with that value."""
     return set.intersection(*(set(cell.place) for cell in cells))
 
 
-def _moved(place: Place, than: Mapping[str, Any]) -> Place:
-    return tuple((path, than.get(path, value)) for path, value in place)
+def _moved(place: Place, than: Mapping[str, Any], there: Iterable[Place]) -> Place | None:
+    """The place that has other values on the axes in `than` and the same ones on the rest."""
+    kept = dict(place)
+    for other in there:
+        if matches(than, dict(other)) and all(value == kept[path] for path, value in other if path not in than):
+            return other
+    return None
 
 
 def _label(place: Place) -> str:

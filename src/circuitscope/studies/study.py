@@ -6,9 +6,7 @@
     criteria:                                # all must hold
       - name: does not pass 1/k
         where: {model.preset: attention}     # the trials that count; a list means any of these values
-        quantity: best_test_accuracy         # a column of results.csv; window: decades of learning rate; 1 or 0 by
-                                             # curves.csv: bump, bump_with_accuracy, bump_without_accuracy; and
-                                             # lacks_binding, of trials below 95% whose circuit was measured
+        quantity: best_test_accuracy         # a column of results.csv, or one of those in docs/studies.md
         holds_if: {at_most: 0.02, above: chance}
         seeds: every                         # or how many must agree
         otherwise: not reproduced            # or undecided, where more steps could help
@@ -109,6 +107,10 @@ class Criterion(Section):
     def _one_comparison(self) -> "Criterion":
         if self.than_rates and (self.than or self.rate != "best"):
             raise ValueError("than_rates needs rate: best, and no than beside it")
+        if (self.than or self.than_rates) and self.holds_if.above:
+            raise ValueError("above: chance is for a value, not for one that is compared by than or than_rates")
+        if any(isinstance(value, list) for value in self.than.values()):
+            raise ValueError("than takes one value for each axis, not a list")
         return self
 
     def words(self) -> str:
@@ -133,6 +135,13 @@ class StudyFile(Section):
     pilots: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
 
+    @model_validator(mode="after")
+    def _names(self) -> "StudyFile":
+        names = [one.name for one in self.criteria]
+        if len(set(names)) < len(names):
+            raise ValueError("two criteria have the same name")
+        return self
+
 
 @dataclass(frozen=True)
 class Study:
@@ -146,8 +155,10 @@ class Study:
         return self.folder.resolve().name
 
     def grid_folder(self, grid: str = "", scale: Scale = "laptop") -> Path:
-        """Where a grid of the study and its tables are."""
-        return (self.folder / "paper" if scale == "paper" else self.folder) / grid
+        """Where a grid of the study and its tables are; the paper's scale of another study is below that study."""
+        if scale == "laptop":
+            return self.folder / grid
+        return self.folder / grid / "paper" if grid.startswith("../") else self.folder / "paper" / grid
 
     def grids(self, scale: Scale) -> list[Path]:
         """The folders of the grids that the criteria read at a scale and that exist, each once."""
@@ -160,8 +171,11 @@ def read_study(folder: Path) -> Study:
     path = folder / FILE
     if not path.is_file():
         raise UserError(f"{folder} is no study: it has no {FILE}")
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: a study is a mapping with the keys {', '.join(StudyFile.model_fields)}")
     try:
-        return Study(folder, StudyFile.model_validate(read_yaml(path)))
+        return Study(folder, StudyFile.model_validate(data))
     except ValidationError as error:
         raise UserError(f"{path}: {explain(error, StudyFile)}") from None
 

@@ -92,7 +92,7 @@ class Cells:
                 "state": row.get("state", ""),
                 "validation": _number(row, f"best_validation_{metric}", fails, trial.config.task.worst),
                 "value": _number(row, chosen, fails, trial.config.task.worst),
-                "missing": _missing(row),
+                "missing": missing_step(row),
                 "chance": trial.config.task.chance if chosen in fails else None,
                 "steps": trial.config.train.steps,
                 "ended": _number(row, "steps", ()),
@@ -161,7 +161,8 @@ def _number(row: Row, column: str, fails: Sequence[str], worst: float = 0.0) -> 
     return float(value) if _is_number(value) else math.nan
 
 
-def _missing(row: Row) -> str:
+def missing_step(row: Row) -> str:
+    """What a trial's circuit lacks: none, binding, recall, binding and recall, match, values; empty if not measured."""
     if row.get("circuit") not in ("found", "not found"):
         return ""
     missing = str(row.get("missing") or _FORMED)

@@ -22,7 +22,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -134,7 +134,7 @@ def make_grid(name: str, data: Any) -> Grid:
     exclusions = _exclusions(file.exclude, groups)
     trials: dict[str, Trial] = {}
     for values, changes in _combinations(groups):
-        if any(_matches(one, values) for one in exclusions):
+        if any(matches(one, values) for one in exclusions):
             continue
         trial = Trial(RunConfig.parse(_with_one_thread(override(file.base, changes))), values)
         if (other := trials.get(trial.digest)) is not None:
@@ -242,17 +242,24 @@ def _exclusions(several: list[dict[str, Any]], groups: list[dict[str, Values]]) 
         for path, value in one.items():
             if path not in axes:
                 raise unknown("axis in exclude", path, axes)
-            whole = any(_same(value, label) for label in axes[path])
-            for part in [value] if whole or not isinstance(value, list) else value:
-                if not any(_same(part, label) for label in axes[path]):
-                    raise UserError(
-                        f"exclude: {path} has no value {shown(part)}; it has {', '.join(map(str, axes[path]))}"
-                    )
+            check_values("exclude", path, value, axes[path])
     return several
 
 
-def _matches(exclusion: dict[str, Any], values: dict[str, Any]) -> bool:
-    return all(_is_or_has(wanted, values[path]) for path, wanted in exclusion.items())
+def check_values(what: str, path: str, wanted: Any, labels: Iterable[Any]) -> None:
+    """Refuses a value, or one of a list of values, that an axis does not have."""
+    labels = list(dict.fromkeys(labels))
+    several = isinstance(wanted, list) and not any(_same(wanted, label) for label in labels)
+    if several and not wanted:
+        raise UserError(f"{what}: {path} has an empty list; it has the values {', '.join(map(str, labels))}")
+    for one in wanted if several else [wanted]:
+        if not any(_same(one, label) for label in labels):
+            raise UserError(f"{what}: {path} has no value {shown(one)}; it has {', '.join(map(str, labels))}")
+
+
+def matches(wanted: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Whether a trial with these values on the axes is meant; a list means any of its values."""
+    return all(_is_or_has(one, values[path]) for path, one in wanted.items())
 
 
 def _is_or_has(wanted: Any, label: Any) -> bool:
@@ -262,8 +269,9 @@ def _is_or_has(wanted: Any, label: Any) -> bool:
 
 def _same(one: Any, other: Any) -> bool:
     one = _number(one)
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        return math.isclose(one, other, rel_tol=1e-3)
+    if isinstance(one, float) or isinstance(other, float):
+        numbers = isinstance(one, int | float) and isinstance(other, int | float)
+        return numbers and math.isclose(one, other, rel_tol=1e-3)
     return bool(_plain(one) == other)
 
 

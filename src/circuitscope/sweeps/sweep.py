@@ -95,11 +95,15 @@ class Sweep:
         for trial in self.missing:
             here, copy = self.runs / trial.digest, self.runs / f".{trial.digest}.copy"
             for there in [] if here.exists() else sorted(self.runs.parent.glob(f"*/{trial.digest}")):
-                if _ended(there, trial):
-                    shutil.rmtree(copy, ignore_errors=True)
-                    shutil.copytree(there, copy, ignore=shutil.ignore_patterns(SAVED_ROW))
+                if not _ended(there, trial):
+                    continue
+                shutil.rmtree(copy, ignore_errors=True)
+                try:
+                    shutil.copytree(there, copy, ignore=shutil.ignore_patterns(SAVED_ROW, "*.tmp"))
                     copy.rename(here)
                     break
+                except OSError:  # then the trial is trained
+                    shutil.rmtree(copy, ignore_errors=True)
 
     def _add(self, row: Row, write: bool = True) -> None:
         """Puts a row into the table, with the curves of its run if the run came to its end."""
@@ -163,10 +167,11 @@ class Sweep:
 
 
 def _ended(path: Path, trial: Trial) -> bool:
-    """Whether a folder holds the run of a trial, and that came to its end."""
+    """Whether a folder holds the run of a trial, with its checkpoints, and a sweep has measured it to the end."""
     try:
         run = Run(path)
-        return run.status.get("state") in DONE and run.digest == trial.digest
+        known = run.digest == trial.digest and saved_row(run) is not None
+        return known and run.status.get("state") in DONE and bool(run.steps)
     except UserError:
         return False
 

@@ -15,7 +15,7 @@ from circuitscope.viz.style import GREY, Sheet, look, plain, written
 OUTCOMES = {  # by outcome of a cell: colour, and word in the legend
     "holds": ("#009E73", "holds"),
     "fails": ("#D55E00", "fails"),
-    "open": ("#E69F00", "open: trials are missing"),
+    "open": ("#E69F00", "open"),
 }
 _ROW, _TITLE, _SPARE = 0.17, 0.34, 0.3  # heights in inches: of a cell, of a criterion's title, of its axis
 _WIDTH = 8.0

@@ -138,7 +138,7 @@ def _groups(rows: pd.DataFrame) -> list[str]:
 
 
 def _gradient_range(rows: pd.DataFrame) -> tuple[float, float]:
-    values = [v for name in _groups(rows) for v in rows[name].dropna() if v > 0]
+    values = [v for name in _groups(rows) for v in rows[name].dropna() if 0 < v < math.inf]
     return (math.log10(min(values)), math.log10(max(values))) if values else (0.0, 1.0)
 
 
@@ -149,7 +149,7 @@ def _gradients(axes: Axes, rows: pd.DataFrame, rates: Sequence[float], ends: tup
         axes.set_axis_off()
         return None
     by = rows.groupby("x")[names].mean().reindex(list(rates))
-    values = np.log10(np.where(by > 0, by, np.nan)).T
+    values = np.log10(np.where((by > 0) & np.isfinite(by), by, np.nan)).T
     half = _step(rates) / 2
     edges = [rates[0] * 10**-half, *(math.sqrt(a * b) for a, b in pairwise(rates))]
     edges.append(rates[-1] * 10**half)
@@ -172,7 +172,7 @@ def _rates(axes: Axes, rates: Sequence[float], *, labelled: bool) -> None:
     axes.xaxis.set_major_locator(FixedLocator(powers if len(powers) > 1 else rates))
     axes.xaxis.set_minor_locator(FixedLocator(list(rates)))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0e}".replace("e-0", "e-")))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.1e}".replace(".0e", "e").replace("e-0", "e-")))
     half = _step(rates) / 2
     axes.set_xlim(rates[0] * 10**-half, rates[-1] * 10**half)
     axes.tick_params(axis="x", labelbottom=labelled)
