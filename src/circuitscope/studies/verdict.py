@@ -50,9 +50,10 @@ class Verdict:
 
 
 def verdict(study: Study, scale: Scale = "laptop") -> Verdict | None:
-    """Judges all criteria of a study at a scale; None if the study has no grid at that scale."""
+    """Judges all criteria of a study at a scale; None if it has no grid at that scale, or at the paper's lacks one."""
     folders = {one.grid: study.grid_folder(one.grid, scale) for one in study.file.criteria}
-    if not study.grids(scale):
+    there = len(study.grids(scale))
+    if not there or (scale == "paper" and there < len(folders)):
         return None
     tables = {name: (read_grid(folder), ResultsTable(folder)) for name, folder in folders.items()}
     return Verdict(study, scale, [judge(one, *tables[one.grid]) for one in study.file.criteria])
