@@ -22,7 +22,7 @@ from circuitscope.viz.style import GREY, SEQUENTIAL, Sheet, look, plain, written
 
 _COLOURS = {"values": "#88CCEE", "binding": "#AA4499", "recall": "#332288"}
 _ACCURACY, _STABILITY, _CLIPPED = "#000000", "#D55E00", "#E69F00"
-_WIDTH, _ASIDE = 1.75, 0.9  # inches of a column, and of what stands beside them
+_WIDTH, _ASIDE = 1.9, 1.1  # inches of a column, and of what stands beside them
 _HEIGHTS = {"metric": 1.4, "circuit": 0.62, "stability": 1.1, "gradient": 1.2}
 _MOST_GROUPS = 9
 _UNKNOWN = "#DDDDDD"
@@ -47,10 +47,10 @@ def why(trials: pd.DataFrame, *, title: str, value: str, threshold: float) -> Sh
     if not _groups(known):
         parts.pop("gradient")
     with look():
-        size = (_ASIDE + _WIDTH * max(2, len(columns)), sum(parts.values()) + 0.9)
+        size = (_ASIDE + _WIDTH * max(3, len(columns)), sum(parts.values()) + 0.9)
         figure = Sheet(table=lambda: known, figsize=size, layout="constrained")
         grid = figure.add_gridspec(len(parts), len(columns), height_ratios=list(parts.values()))
-        every = _gradient_range(known)
+        every, limits = _gradient_range(known), _stability_range(known)
         images = []
         for j, (panel, line) in enumerate(columns):
             rows = known[(known["panel"] == panel) & (known["line"] == line)]
@@ -58,7 +58,7 @@ def why(trials: pd.DataFrame, *, title: str, value: str, threshold: float) -> Sh
             _metric(axes["metric"], rows, threshold)
             _circuit(axes["circuit"], rows, rates)
             if "stability" in axes:
-                _stability(axes["stability"], rows, first=j == 0, last=j + 1 == len(columns))
+                _stability(axes["stability"], rows, limits, first=j == 0, last=j + 1 == len(columns))
             if "gradient" in axes and (image := _gradients(axes["gradient"], rows, rates, every)) is not None:
                 images.append((image, axes["gradient"]))
             axes["metric"].set_title(written(", ".join(filter(None, (line, panel)))), loc="left")
@@ -107,14 +107,21 @@ def _circuit(axes: Axes, rows: pd.DataFrame, rates: Sequence[float]) -> None:
     axes.spines[["left", "right", "top"]].set_visible(False)
 
 
-def _stability(axes: Axes, rows: pd.DataFrame, *, first: bool, last: bool) -> None:
+def _stability_range(rows: pd.DataFrame) -> tuple[float, float]:
+    """The ends of the scale of stability, the same for all columns, with its threshold between them."""
+    means = rows.groupby(["panel", "line", "x"])["stability"].mean()
+    known = [value for value in means if 0 < value < math.inf]
+    return min([0.1, *(value / 2 for value in known)]), max([3.0, *(value * 2 for value in known)])
+
+
+def _stability(axes: Axes, rows: pd.DataFrame, limits: tuple[float, float], *, first: bool, last: bool) -> None:
     """The ratio on the left, on a log scale with its threshold at 1; the share of clipped steps on the right."""
     by = rows.groupby("x")[["stability", "clipped"]].mean()
     axes.axhline(1, color=_STABILITY, ls=":", lw=1)
     axes.plot(by.index, by["stability"], "s-", color=_STABILITY, ms=3, lw=1.2)
     axes.set_yscale("log")
-    low, high = by["stability"].min(), by["stability"].max()
-    axes.set_ylim(min(0.1, low / 2 if low > 0 else 0.1), max(3, high * 2 if math.isfinite(high) else 3))
+    axes.set_ylim(limits)
+    axes.yaxis.set_minor_formatter(NullFormatter())
     beside = axes.twinx()
     beside.plot(by.index, by["clipped"], "^-", color=_CLIPPED, ms=3, lw=1)
     beside.set_ylim(-0.03, 1.03)
@@ -123,6 +130,8 @@ def _stability(axes: Axes, rows: pd.DataFrame, *, first: bool, last: bool) -> No
     plain(axes)
     if first:
         axes.set_ylabel("curvature over\nAdamW's limit", color=_STABILITY)
+    else:
+        axes.yaxis.set_major_formatter(NullFormatter())
     if last:
         beside.set_ylabel("clipped steps", color=_CLIPPED)
     else:
