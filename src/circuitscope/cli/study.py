@@ -24,16 +24,11 @@ def list_studies(studies: Root = _HERE) -> None:
     from circuitscope.cli.table import print_table
     from circuitscope.errors import UserError
     from circuitscope.studies.study import studies_in
-    from circuitscope.sweeps.grid import read_grid
-    from circuitscope.sweeps.results import ResultsTable
 
-    rows = []
-    for study in studies_in(studies):
-        for one in _verdicts([study]):
-            tables = [(read_grid(folder), ResultsTable(folder)) for folder in study.grids(one.scale)]
-            every = sum(len(grid.trials) for grid, _ in tables)
-            done = sum(table.done(trial.digest, grid.measure) for grid, table in tables for trial in grid.trials)
-            rows.append([study.name, one.scale, f"{done}/{every}", one.words, study.file.claim])
+    rows = [
+        [one.study.name, one.scale, f"{one.done}/{one.trials}", one.words, one.study.file.claim]
+        for one in _verdicts(studies_in(studies))
+    ]
     if not rows:
         raise UserError(f"no study with a grid in {studies}")
     print_table(["study", "scale", "trials", "verdict", "claim"], rows)

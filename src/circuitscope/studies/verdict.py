@@ -31,11 +31,13 @@ intervals where there is more than one seed.
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one scale of a study says of its claim."""
+    """What one scale of a study says of its claim, and how many of its trials are done."""
 
     study: Study
     scale: Scale
     judged: list[Judged]
+    done: int
+    trials: int
 
     @property
     def words(self) -> str:
@@ -56,7 +58,9 @@ def verdict(study: Study, scale: Scale = "laptop") -> Verdict | None:
     if not there or (scale == "paper" and there < len(folders)):
         return None
     tables = {name: (read_grid(folder), ResultsTable(folder)) for name, folder in folders.items()}
-    return Verdict(study, scale, [judge(one, *tables[one.grid]) for one in study.file.criteria])
+    judged = [judge(one, *tables[one.grid]) for one in study.file.criteria]
+    done = [table.done(trial.digest, grid.measure) for grid, table in tables.values() for trial in grid.trials]
+    return Verdict(study, scale, judged, sum(done), len(done))
 
 
 def claims(verdicts: Iterable[Verdict]) -> str:
