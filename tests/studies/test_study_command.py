@@ -80,6 +80,33 @@ def test_plot_draws_the_evidence_and_the_grid_of_a_study_from_its_table(tmp_path
         assert (tmp_path / "figures" / name).stat().st_size > 5000
 
 
+def test_a_grid_that_cannot_be_drawn_does_not_keep_the_others_from_it(tmp_path, monkeypatch, capsys):
+    several = [{**SOLVES, "name": name, "grid": name} for name in ("seeds", "rates")]
+    folder = study(tmp_path / "one", criteria=several)
+    made_up_sweep(folder / "seeds", lambda _: {"accuracy": 0.97}, axes={"train.seed": [1, 2]})
+    made_up_sweep(folder / "rates", lambda _: {"accuracy": 0.97}, axes=AXES)
+    words = ("study", "plot", "one", "--studies", tmp_path, "--out", tmp_path / "figures", "--runs", tmp_path / "none")
+    code, out, err = run(monkeypatch, capsys, *words)
+    assert code == 0
+    assert [line.rpartition("/")[2] for line in out.splitlines()] == ["one.png", "one-rates-grid.png"]
+    assert "not drawn: seeds has no axis to draw along" in err
+
+
+def test_the_paper_scale_of_another_study_is_below_that_study(tmp_path):
+    study(tmp_path / "other")
+    study(tmp_path / "other" / "paper", lambda _: 0.5)
+    reads = study(tmp_path / "one", criteria=[{**SOLVES, "grid": "../other"}])
+    assert verdict(read_study(reads), "laptop").words == "reproduced as a laptop analogue"
+    assert verdict(read_study(reads), "paper").words == "not reproduced"
+
+
+def test_a_folder_without_studies_gets_no_page_of_claims(tmp_path, monkeypatch, capsys):
+    code, _, err = run(monkeypatch, capsys, "study", "verdict", "--studies", tmp_path)
+    assert code == 2
+    assert "no study" in err
+    assert not (tmp_path / "CLAIMS.md").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -105,6 +132,7 @@ def test_bad_words_get_one_line(tmp_path, monkeypatch, capsys, words, says):
         ({"criteria": [{**SOLVES, "holds_if": {"within": 0.1}}]}, "within needs a level"),
         ({"criteria": [{**SOLVES, "qantity": "x"}]}, "qantity"),
         ({"clam": "x"}, "clam"),
+        ({"criteria": [SOLVES, SOLVES]}, "two criteria have the same name"),
     ],
 )
 def test_a_study_file_that_says_nothing_or_too_much_is_refused_by_name(tmp_path, changes, says):
