@@ -54,6 +54,7 @@ _OF_STUDIES = (
     "study plot tiny",
     "plot sweep RUN",
     "plot why RUN",
+    "plot curves RUN",
     "sweep RUN --dry-run",
     "runs --sweep tiny",
 )

@@ -25,6 +25,13 @@ Chosen = Annotated[str | None, typer.Option(help="Checkpoints: all, 0,400,800, o
 LogSteps = Annotated[bool, typer.Option("--log-steps", help="Draw steps on a log scale: more room for early ones.")]
 First = Annotated[int | None, typer.Option("--from", help="First step to draw.", show_default="the first")]
 Last = Annotated[int | None, typer.Option("--to", help="Last step to draw.", show_default="the last")]
+GridFile = Annotated[Path, typer.Argument(help="Grid: a YAML file, or a folder with a grid.yaml.", show_default=False)]
+OutBeside = Annotated[
+    Path | None, typer.Option(help="File to write: .png, .svg or .pdf.", show_default="in figures beside results.csv")
+]
+RunsRoot = Annotated[
+    Path | None, typer.Option(help="Folder that holds the runs.", show_default="$CIRCUITSCOPE_RUNS or runs")
+]
 Sequences = Annotated[int, typer.Option(help="Held-out sequences that each number is averaged over.", min=2)]
 
 
@@ -156,11 +163,8 @@ def probes(
 
 @app.command()
 def sweep(
-    grid: Annotated[Path, typer.Argument(help="Grid: a YAML file, or a folder with a grid.yaml.", show_default=False)],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File to write: .png, .svg or .pdf.", show_default="in figures beside results.csv"),
-    ] = None,
+    grid: GridFile,
+    out: OutBeside = None,
     data: Numbers = False,
     threshold: Annotated[
         float, typer.Option(help="Level at or above which a learning rate belongs to the window.")
@@ -169,9 +173,7 @@ def sweep(
         str | None,
         typer.Option(help="Column of results.csv to draw.", show_default="the task's metric on test, best checkpoint"),
     ] = None,
-    runs: Annotated[
-        Path | None, typer.Option(help="Folder that holds the runs.", show_default="$CIRCUITSCOPE_RUNS or runs")
-    ] = None,
+    runs: RunsRoot = None,
 ) -> None:
     """Accuracy by learning rate for each model of a sweep, the learning-rate window, and the missing step.
 
@@ -214,17 +216,38 @@ def sweep(
 
 
 @app.command()
+def curves(grid: GridFile, out: OutBeside = None, data: Numbers = False, runs: RunsRoot = None) -> None:
+    """How the models of a sweep learn: loss and metric by step, a column for each model, a line for each trial.
+
+    It needs the grid, its results.csv and its curves.csv, not the runs. Lines have the colour of their learning rate,
+    or of their seed if every model has one rate.
+    """
+    from circuitscope.errors import escaped
+    from circuitscope.sweeps.cells import metric_of
+    from circuitscope.sweeps.learning import learning_curves
+    from circuitscope.sweeps.sweep import Sweep
+    from circuitscope.viz.learning import learning
+    from circuitscope.viz.style import check_ending, save
+
+    check_ending(out)
+    found = Sweep.open(grid, runs)
+    found.collect()
+    figure = learning(
+        learning_curves(found.grid, found.results),
+        title=f"{found.grid.name}: loss and {metric_of(found.grid)} over training",
+        value=metric_of(found.grid),
+    )
+    for path in save(figure, out or found.results.folder / "figures" / "curves.png", data=data):
+        print(escaped(path))
+
+
+@app.command()
 def why(
-    grid: Annotated[Path, typer.Argument(help="Grid: a YAML file, or a folder with a grid.yaml.", show_default=False)],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File to write: .png, .svg or .pdf.", show_default="in figures beside results.csv"),
-    ] = None,
+    grid: GridFile,
+    out: OutBeside = None,
     data: Numbers = False,
     threshold: Annotated[float, typer.Option(help="Level at or above which a learning rate succeeds.")] = 0.95,
-    runs: Annotated[
-        Path | None, typer.Option(help="Folder that holds the runs.", show_default="$CIRCUITSCOPE_RUNS or runs")
-    ] = None,
+    runs: RunsRoot = None,
 ) -> None:
     """Why learning rates fail: the steps of the circuit that formed at each, AdamW's stability, gradients by group.
 

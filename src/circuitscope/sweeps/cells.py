@@ -72,7 +72,7 @@ class Cells:
     @staticmethod
     def of(grid: Grid, results: ResultsTable, column: str | None = None) -> "Cells":
         """The cells of a grid, with a column of its results; by default the metric on test of the best checkpoint."""
-        metric = _metric(grid)
+        metric = metric_of(grid)
         chosen = column or f"best_test_{metric}"
         rows = [results.rows.get(trial.digest, {}) for trial in grid.trials]
         rows = [row if row.get("state") in DONE else {} for row in rows]
@@ -85,7 +85,7 @@ class Cells:
         fails = _columns(metric)
         trials = [
             {
-                "panel": ", ".join(_words(axis, trial) for axis in panels),
+                "panel": ", ".join(words(axis, trial) for axis in panels),
                 "line": _text(trial.values[line]) if line else "",
                 "x": float(trial.values[x]),
                 "seed": " ".join(_text(trial.values[axis]) for axis in SEEDS if axis in trial.values),
@@ -104,7 +104,8 @@ class Cells:
         return Cells(x, line, panels, metric, chosen, frame, grid.trials[0].config.task.larger_is_better)
 
 
-def _metric(grid: Grid) -> str:
+def metric_of(grid: Grid) -> str:
+    """The metric of the tasks of a grid, which must be the same for all."""
     names = list(dict.fromkeys(trial.config.task.metric for trial in grid.trials))
     if len(names) > 1:
         raise UserError(
@@ -141,7 +142,8 @@ def _follows(values: Sequence[str], others: Sequence[str]) -> bool:
     return len(set(zip(values, others, strict=True))) == len(set(others))
 
 
-def _words(axis: str, trial: Trial) -> str:
+def words(axis: str, trial: Trial) -> str:
+    """The value of a trial on an axis as people say it: `pairs 4`."""
     return f"{axis.rpartition('.')[2]} {_text(trial.values[axis])}"
 
 
