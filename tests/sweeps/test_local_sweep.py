@@ -148,6 +148,43 @@ def test_a_trial_that_another_sweep_has_finished_is_measured_and_not_trained_aga
     assert mine["best_test_loss"] == pytest.approx(theirs["best_test_loss"])
 
 
+def test_rows_are_taken_over_from_the_table_of_another_sweep(small, tmp_path):
+    first = Sweep.open(small, tmp_path / "runs")
+    measured, plain = first.grid.trials
+    first._add(run_trial(measured, first.runs, measure=["decay"]))
+    first._add(run_trial(plain, first.runs))
+    other_axes = {"model.n_layers": [1], "train.lr": [1e-3, 1e-2]}
+    grid = write_grid(tmp_path / "second", {"seed": 5}, axes=other_axes, measure=["decay"])
+    second = Sweep.open(grid, tmp_path / "no runs")  # a clone has the tables and no runs
+    assert second.collect(write=True) == 1
+    assert [trial.digest for trial in second.missing] == [plain.digest]  # its row lacks what is measured here
+    mine, theirs = (Sweep.open(path).results for path in (grid, small))
+    row = mine.rows[measured.digest]
+    assert (row["model.n_layers"], row["train.lr"], "train.seed" in row) == (1, measured.config.train.lr, False)
+    same = theirs.rows[measured.digest].keys() - {"train.seed"}
+    assert {name: row[name] for name in same} == {name: theirs.rows[measured.digest][name] for name in same}
+    assert mine.curves[measured.digest] == theirs.curves[measured.digest]
+    assert len(mine.curves[measured.digest]) == 4
+
+
+def test_rows_without_the_shares_that_a_grid_asks_for_are_not_taken_over(small, tmp_path):
+    first = Sweep.open(small, tmp_path / "runs")
+    for trial, fractions in zip(first.grid.trials, ([0.5, 1], [1]), strict=True):
+        first._add(run_trial(trial, first.runs, fractions=fractions))
+    axes = {"train.lr": [1e-3, 1e-2], "train.seed": [5]}
+    second = Sweep.open(write_grid(tmp_path / "second", axes=axes, fractions=[0.5]), tmp_path / "no runs")
+    assert second.collect() == 1
+    assert [trial.digest for trial in second.missing] == [first.grid.trials[1].digest]
+
+
+def test_a_table_beside_that_cannot_be_read_is_left_alone(small, tmp_path):
+    beside = write_grid(tmp_path / "beside", axes={"train.lr": [1e-3, 1e-2], "train.seed": [5]})
+    (beside / "results.csv").write_text("edited by hand\n")
+    sweep = Sweep.open(small, tmp_path / "runs")
+    assert sweep.collect() == 0
+    assert len(sweep.missing) == 2
+
+
 def test_a_run_that_cannot_be_taken_over_is_trained(small, tmp_path):
     first = Sweep.open(small, tmp_path / "runs")
     broken, empty = first.grid.trials

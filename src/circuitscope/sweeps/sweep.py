@@ -48,8 +48,12 @@ class Sweep:
         return [trial for trial in self.grid.trials if not self.results.done(trial.digest, self.grid.measure)]
 
     def collect(self, write: bool = False) -> int:
-        """Takes in rows that trials left in their runs and that no sweep has written down; says how many."""
-        found = 0
+        """Takes in rows that are not yet in the table; says how many.
+
+        They are those that trials left in their runs and no sweep has written down, and those of the same trials in
+        the tables of other sweeps, if everything was measured there that is asked for here.
+        """
+        found = self._from_other_tables()
         for trial in self.missing:
             if not (self.runs / trial.digest / "config.yaml").exists():
                 continue
@@ -85,6 +89,26 @@ class Sweep:
                         yield row
             finally:
                 self.results.write_changes()
+
+    def _from_other_tables(self) -> int:
+        """Takes over rows and curves from the tables that stand in folders beside this one; says how many."""
+        wanted = {trial.digest: trial for trial in self.missing}
+        found = 0
+        for file in sorted(self.results.folder.parent.glob(f"*/{FILE}")) if wanted else ():
+            if file.parent == self.results.folder:
+                continue
+            try:
+                theirs, axes = ResultsTable(file.parent), read_grid(file).axes
+            except UserError:  # what another sweep has wrong does not stop this one
+                continue
+            for digest in wanted.keys() & theirs.rows.keys():
+                row = {name: value for name, value in theirs.rows[digest].items() if name not in axes}
+                columns = {f"{wanted[digest].config.task.metric}_at_{share:g}" for share in self.grid.fractions}
+                if theirs.done(digest, self.grid.measure) and (columns <= row.keys() or row["state"] == "diverged"):
+                    values = wanted.pop(digest).values
+                    self.results.add({"digest": digest, **values, **row}, theirs.curves.get(digest, []), write=False)
+                    found += 1
+        return found
 
     def _borrow(self) -> None:
         """Copies the runs of missing trials that another sweep in the same folder has brought to their end.
