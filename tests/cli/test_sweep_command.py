@@ -49,7 +49,7 @@ def test_trials_by_digest_leave_rows_that_the_sweep_collects(circuitscope):
         assert f"seed={trial.values['train.seed']}: finished, test accuracy" in out
     code, out, _ = circuitscope("sweep", "tiny.yaml")
     assert code == 0
-    assert "2 trials, 2 done before, 2 of them from runs that had ended" in out
+    assert "2 trials, 2 done before, 2 of them from other tables or from runs that had ended" in out
     assert "2 of 2 trials done; runs/tiny/results.csv" in out
     code, out, _ = circuitscope("runs", "--sweep", "tiny")
     assert code == 0

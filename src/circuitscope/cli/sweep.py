@@ -194,7 +194,7 @@ def _all(found: "Sweep", executor: "Executor") -> None:
 
     collected = found.collect()
     missing, every = len(found.missing), len(found.grid.trials)
-    also = f", {collected} of them from runs that had ended" if collected else ""
+    also = f", {collected} of them from other tables or from runs that had ended" if collected else ""
     print(f"{found.grid.name}: {every} trials, {every - missing} done before{also}; runs in {found.runs}", flush=True)
     ended: list[dict[str, Any]] = []
     stopped = False
