@@ -3,8 +3,8 @@
     python studies/one_layer_dynamics/power.py
 
 To every loss of Hyena, H3 and RWKV in which no bump is found, a fall of a known size is added at places drawn at
-random: a sigmoid in the log of the step. power.csv says how often the detector then finds a bump. The loss keeps its own
-noise.
+random: a sigmoid in the log of the step. power.csv says how often the detector then finds a bump. The loss keeps
+its own noise.
 """
 
 from pathlib import Path

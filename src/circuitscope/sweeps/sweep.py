@@ -101,7 +101,7 @@ class Sweep:
                 theirs, axes = ResultsTable(file.parent), read_grid(file).axes
             except UserError:  # what another sweep has wrong does not stop this one
                 continue
-            for digest in wanted.keys() & theirs.rows.keys():
+            for digest in [digest for digest in wanted if digest in theirs.rows]:
                 row = {name: value for name, value in theirs.rows[digest].items() if name not in axes}
                 columns = {f"{wanted[digest].config.task.metric}_at_{share:g}" for share in self.grid.fractions}
                 if theirs.done(digest, self.grid.measure) and (columns <= row.keys() or row["state"] == "diverged"):
