@@ -148,13 +148,34 @@ def test_windows_are_compared_seed_by_seed(tmp_path):
 
 def test_something_is_infinitely_more_than_nothing(tmp_path):
     def accuracy(preset, rate, seed):
-        return 0.99 if (preset, rate) == ("attention", RATES[1]) or seed == 2 else 0.1
+        return 0.99 if rate == RATES[1] and (preset == "attention" or seed == 2) else 0.1
 
     ratio = {"where": {"model.preset": "attention"}, "than": {"model.preset": "mamba"}, "by": "ratio"}
     found = judged(tmp_path, accuracy, quantity="window", **ratio, holds_if={"at_least": 1})
     assert sorted(found.cells[0].values.values()) == [1.0, math.inf, math.inf]
     assert found.outcome == "holds"
     assert math.isinf(found.cells[0].mean.value)
+
+
+@pytest.mark.parametrize(
+    ("passing", "holds_if", "outcome"),
+    [
+        ({"attention": range(4), "mamba": range(4)}, {"at_least": 0}, "open"),  # either may be the wider one
+        ({"attention": range(4), "mamba": range(4)}, {"at_most": 0}, "open"),
+        ({"attention": range(4), "mamba": range(1, 3)}, {"at_least": 0.5}, "holds"),  # 3 decades or more against 2
+        ({"attention": range(4), "mamba": range(1, 3)}, {"at_least": 1.5}, "open"),
+        ({"attention": range(4), "mamba": range(1, 3)}, {"at_most": 0.5}, "fails"),
+        ({"attention": range(1, 3), "mamba": range(4)}, {"at_least": 0}, "fails"),
+        ({"attention": range(1, 3), "mamba": range(1, 3)}, {"at_least": 0}, "holds"),
+    ],
+)
+def test_a_window_that_reaches_an_end_of_the_grid_may_be_wider(tmp_path, passing, holds_if, outcome):
+    def accuracy(preset, rate, seed):
+        return 0.99 if RATES.index(rate) in passing[preset] else 0.1
+
+    compared = {"where": {"model.preset": "attention"}, "than": {"model.preset": "mamba"}, "by": "difference"}
+    found = judged(tmp_path, accuracy, quantity="window", **compared, holds_if=holds_if)
+    assert found.outcome == outcome
 
 
 def test_what_a_finer_grid_of_rates_gains(tmp_path):

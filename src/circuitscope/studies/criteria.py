@@ -1,13 +1,15 @@
 """Judges one criterion of a study by the tables of its grid: in which cells it holds, fails, or is open.
 
 A cell is open while trials are missing that could still change its answer. A trial that diverged has the worst value of
-its metric: an accuracy of 0, or an error without bound.
+its metric: an accuracy of 0, or an error without bound. A window of learning rates that reaches an end of its grid may
+be wider than it says, and a cell whose answer depends on that is open too.
 """
 
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from circuitscope.errors import UserError, shown, unknown
 from circuitscope.studies.bump import BUMPS, bump
@@ -23,6 +25,18 @@ Outcome = Literal["holds", "fails", "open", "not run"]
 
 Seed = tuple[Any, ...]
 Place = tuple[tuple[str, Any], ...]  # the values of the axes that make a cell
+
+
+class Value(NamedTuple):
+    """What a quantity is by the table, and between which ends the true one lies: apart only for windows cut off."""
+
+    stated: float
+    low: float
+    high: float
+
+    @staticmethod
+    def exact(value: float) -> "Value":
+        return Value(value, value, value)
 
 
 @dataclass(frozen=True)
@@ -102,7 +116,8 @@ def judge(criterion: Criterion, grid: Grid, results: ResultsTable) -> Judged:
             values = _above_chance(values, trials[0], criterion)
         done = [results.done(trial.digest, grid.measure) for trial in (*trials, *(other or ()))]
         outcome = _outcome(criterion, values) if any(done) else "not run"
-        cells.append(Cell(place, values, outcome, all(done), _ends(criterion)))
+        stated = {seed: value.stated for seed, value in values.items()}
+        cells.append(Cell(place, stated, outcome, all(done), _ends(criterion)))
     return Judged(criterion, cells)
 
 
@@ -112,12 +127,12 @@ class _Quantities:
     def __init__(self, criterion: Criterion, results: ResultsTable):
         self.criterion, self.results = criterion, results
 
-    def of(self, trials: list[Trial], seeds: Iterable[Seed]) -> dict[Seed, float]:
+    def of(self, trials: list[Trial], seeds: Iterable[Seed]) -> dict[Seed, Value]:
         if self.criterion.quantity == WINDOW:
             return {seed: self._window([t for t in trials if _seed(t) == seed]) for seed in seeds}
         if self.criterion.rate == "best":
             trials = self._at_the_best_rate(trials)
-        return {seed: self._single([t for t in trials if _seed(t) == seed]) for seed in seeds}
+        return {seed: Value.exact(self._single([t for t in trials if _seed(t) == seed])) for seed in seeds}
 
     def _number(self, trial: Trial, column: str) -> float:
         row: Row = self.results.rows.get(trial.digest, {})
@@ -151,11 +166,12 @@ class _Quantities:
         best = choose(means, key=lambda rate: means[rate])  # the smallest of equals, because the rates are in order
         return [trial for trial in trials if trial.config.train.lr == best]
 
-    def _window(self, trials: list[Trial]) -> float:
+    def _window(self, trials: list[Trial]) -> Value:
         values = [self._number(trial, f"best_test_{trial.config.task.metric}") for trial in trials]
         if not trials or any(math.isnan(value) for value in values):
-            return math.nan
-        return window([trial.config.train.lr for trial in trials], values).decades
+            return Value.exact(math.nan)
+        found = window([trial.config.train.lr for trial in trials], values)
+        return Value(found.decades, found.decades, math.inf if found.at_least else found.decades)
 
 
 def _lacks_binding(row: Row, accuracy: float) -> float:
@@ -166,16 +182,19 @@ def _lacks_binding(row: Row, accuracy: float) -> float:
     return float("binding" in missing or missing == "values")  # without values, nothing is bound
 
 
-def _above_chance(values: Mapping[Seed, float], trial: Trial, criterion: Criterion) -> dict[Seed, float]:
+def _above_chance(values: Mapping[Seed, Value], trial: Trial, criterion: Criterion) -> dict[Seed, Value]:
     """The distance to what answering with any value of the context would give."""
     task = trial.config.task
     if task.chance is None:
         raise UserError(f"criterion {criterion.name!r}: above: chance, and the task {task.name} has no such level")
-    return {seed: value - task.chance for seed, value in values.items()}
+    return {seed: Value(*(end - task.chance for end in value)) for seed, value in values.items()}
 
 
-def _outcome(criterion: Criterion, values: Mapping[Seed, float]) -> Outcome:
-    passes = [criterion.holds_if.holds(value) for value in values.values() if not math.isnan(value)]
+def _outcome(criterion: Criterion, values: Mapping[Seed, Value]) -> Outcome:
+    """Counts the seeds whose value passes or fails wherever between its ends it is; the others are not known."""
+    ends = [value[1:] for value in values.values() if not any(map(math.isnan, value))]
+    both = [{criterion.holds_if.holds(end) for end in pair} for pair in ends]
+    passes = [one == {True} for one in both if len(one) == 1]
     needed = len(values) if criterion.seeds == "every" else criterion.seeds
     if sum(passes) >= needed:
         return "holds"
@@ -183,11 +202,17 @@ def _outcome(criterion: Criterion, values: Mapping[Seed, float]) -> Outcome:
     return "open" if can_still_pass >= needed else "fails"
 
 
-def _compared(values: Mapping[Seed, float], others: Mapping[Seed, float], by: str) -> dict[Seed, float]:
+def _compared(values: Mapping[Seed, Value], others: Mapping[Seed, Value], by: str) -> dict[Seed, Value]:
     """Ratio or difference seed by seed; something is infinitely more than nothing, and 0 to 0 is not known."""
-    if by == "difference":
-        return {seed: value - others[seed] for seed, value in values.items()}
-    return {seed: _ratio(value, others[seed]) for seed, value in values.items()}
+    compare = _ratio if by == "ratio" else operator.sub
+    return {
+        seed: Value(
+            compare(value.stated, others[seed].stated),
+            compare(value.low, others[seed].high),
+            compare(value.high, others[seed].low),
+        )
+        for seed, value in values.items()
+    }
 
 
 def _ratio(value: float, other: float) -> float:
