@@ -178,6 +178,16 @@ def test_a_window_that_reaches_an_end_of_the_grid_may_be_wider(tmp_path, passing
     assert found.outcome == outcome
 
 
+def test_a_cell_is_named_by_what_differs_from_what_it_is_compared_with(tmp_path):
+    than = {"model.preset": "attention", "train.lr": RATES[0]}
+    found = judged(tmp_path, lambda *_: 0.9, than=than, by="difference", holds_if={"at_least": 0})
+    labels = dict(zip((cell.label for cell in found.cells), found.short_labels(), strict=True))
+    assert labels[f"preset attention, lr {RATES[0]:g}"] == "what is compared with"
+    assert labels[f"preset attention, lr {RATES[1]:g}"] == f"lr {RATES[1]:g}"
+    assert labels[f"preset mamba, lr {RATES[0]:g}"] == "preset mamba"
+    assert labels[f"preset mamba, lr {RATES[1]:g}"] == f"preset mamba, lr {RATES[1]:g}"
+
+
 def test_what_a_finer_grid_of_rates_gains(tmp_path):
     """The rate is chosen on validation in both grids; only the finer one holds the rate that works."""
 

@@ -78,10 +78,21 @@ class Judged:
             return next(iter(outcomes))
         return "open"
 
+    def label(self, cell: Cell) -> str:
+        """What makes a cell; of the axes in `than` only those on which it differs from what it is compared with."""
+        return self._label(cell, cell.place)
+
     def short_labels(self) -> list[str]:
         """The label of each cell without the axes on which all cells have the same value."""
         several = {path for path, _ in set().union(*(cell.place for cell in self.cells)) - _shared(self.cells)}
-        return [_label(tuple(part for part in cell.place if part[0] in several)) for cell in self.cells]
+        return [self._label(cell, tuple(p for p in cell.place if p[0] in several)) for cell in self.cells]
+
+    def _label(self, cell: Cell, parts: Place) -> str:
+        than = self.criterion.than
+        same = {path for path in than if matches({path: than[path]}, dict(cell.place))}
+        if than and same == set(than):
+            return "what is compared with"
+        return _label(tuple(part for part in parts if part[0] not in same))
 
 
 def judge(criterion: Criterion, grid: Grid, results: ResultsTable) -> Judged:

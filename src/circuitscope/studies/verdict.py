@@ -135,12 +135,13 @@ def measured(judged: Judged) -> str:
         return "nothing"
     if len(known) > _SHOWN:
         ordered = sorted(known, key=lambda cell: cell.mean.value)
-        return f"from {_value(ordered[0], form)} to {_value(ordered[-1], form)} in {len(known)} cells"
-    return "; ".join(_value(cell, form) for cell in known)
+        low, high = (_value(cell, judged.label(cell), form) for cell in (ordered[0], ordered[-1]))
+        return f"from {low} to {high} in {len(known)} cells"
+    return "; ".join(_value(cell, judged.label(cell), form) for cell in known)
 
 
-def _value(cell: Cell, form: str) -> str:
+def _value(cell: Cell, label: str, form: str) -> str:
     mean = cell.mean
     ends = f" ({mean.low:{form}} to {mean.high:{form}})" if mean.low == mean.low else ""
     seeds = f", {mean.seeds} of {len(cell.values)} seeds" if mean.seeds < len(cell.values) else ""
-    return f"{mean.value:{form}}{ends} [{cell.label}{seeds}]" if cell.label else f"{mean.value:{form}}{ends}"
+    return f"{mean.value:{form}}{ends} [{label}{seeds}]" if label else f"{mean.value:{form}}{ends}"
