@@ -178,6 +178,14 @@ def test_a_window_that_reaches_an_end_of_the_grid_may_be_wider(tmp_path, passing
     assert found.outcome == outcome
 
 
+def test_a_window_that_is_compared_with_itself_is_known(tmp_path):
+    compared = {"than": {"model.preset": "mamba"}, "by": "difference"}
+    found = judged(tmp_path, lambda *_: 0.99, quantity="window", **compared, holds_if={"at_least": 0})
+    labels = dict(zip(found.short_labels(), (cell.outcome for cell in found.cells), strict=True))
+    assert labels == {"preset attention": "open", "what is compared with": "holds"}
+    assert outcome_words(found) == "open: 1 of 2 cells depend on windows that reach an end of the grid"
+
+
 def test_a_cell_is_named_by_what_differs_from_what_it_is_compared_with(tmp_path):
     than = {"model.preset": "attention", "train.lr": RATES[0]}
     found = judged(tmp_path, lambda *_: 0.9, than=than, by="difference", holds_if={"at_least": 0})
@@ -186,6 +194,12 @@ def test_a_cell_is_named_by_what_differs_from_what_it_is_compared_with(tmp_path)
     assert labels[f"preset attention, lr {RATES[1]:g}"] == f"lr {RATES[1]:g}"
     assert labels[f"preset mamba, lr {RATES[0]:g}"] == "preset mamba"
     assert labels[f"preset mamba, lr {RATES[1]:g}"] == f"preset mamba, lr {RATES[1]:g}"
+
+
+def test_cells_that_are_compared_with_themselves_have_names_of_their_own(tmp_path):
+    found = judged(tmp_path, lambda *_: 0.9, than={"model.preset": "mamba"}, by="difference", holds_if={"at_least": 0})
+    assert len(set(found.short_labels())) == len(found.cells) == 2 * len(RATES)
+    assert f"what is compared with, lr {RATES[1]:g}" in found.short_labels()
 
 
 def test_what_a_finer_grid_of_rates_gains(tmp_path):

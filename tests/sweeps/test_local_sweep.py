@@ -177,6 +177,17 @@ def test_rows_without_the_shares_that_a_grid_asks_for_are_not_taken_over(small, 
     assert [trial.digest for trial in second.missing] == [first.grid.trials[1].digest]
 
 
+def test_tables_beside_are_found_from_within_the_folder(small, tmp_path, monkeypatch):
+    first = Sweep.open(small, tmp_path / "runs")
+    for trial in first.grid.trials:
+        first._add(run_trial(trial, first.runs, fractions=[0.5]))
+    grid = write_grid(tmp_path / "second", axes={"train.lr": [1e-3, 1e-2], "train.seed": [5]})
+    monkeypatch.chdir(grid)
+    assert Sweep.open(".", tmp_path / "no runs").collect() == 2
+    (small / "curves.csv").unlink()  # a row without its curves would never get them
+    assert Sweep.open(".", tmp_path / "no runs").collect() == 0
+
+
 def test_a_table_beside_that_cannot_be_read_is_left_alone(small, tmp_path):
     beside = write_grid(tmp_path / "beside", axes={"train.lr": [1e-3, 1e-2], "train.seed": [5]})
     (beside / "results.csv").write_text("edited by hand\n")

@@ -43,13 +43,15 @@ class Value(NamedTuple):
 class Cell:
     """One cell: its place, its value for each seed of its trials (nan where it is not known), and what that means.
 
-    With `above: chance`, values are distances to that level. `complete` says that no trial is missing.
+    With `above: chance`, values are distances to that level. `complete` says that no trial is missing, `cut_off` that a
+    window reaches an end of the grid, so that a value is a bound.
     """
 
     place: Place
     values: dict[Seed, float]
     outcome: Outcome
     complete: bool
+    cut_off: bool = False
     ends: tuple[float, float] = (-math.inf, math.inf)  # between which the values lie by their nature
 
     @property
@@ -90,9 +92,10 @@ class Judged:
     def _label(self, cell: Cell, parts: Place) -> str:
         than = self.criterion.than
         same = {path for path in than if matches({path: than[path]}, dict(cell.place))}
+        rest = _label(tuple(part for part in parts if part[0] not in same))
         if than and same == set(than):
-            return "what is compared with"
-        return _label(tuple(part for part in parts if part[0] not in same))
+            return ", ".join(filter(None, ("what is compared with", rest)))
+        return rest or _label(parts)
 
 
 def judge(criterion: Criterion, grid: Grid, results: ResultsTable) -> Judged:
@@ -118,6 +121,8 @@ def judge(criterion: Criterion, grid: Grid, results: ResultsTable) -> Judged:
                 few = f"{_label(place)} shares {len(shared)} seeds with {criterion.than}"
                 raise UserError(f"criterion {criterion.name!r}: {few}; expected at least {criterion.seeds}")
             values = _compared(shared, known.of(other, shared), criterion.by)
+            if beside == place:  # what is compared with itself is known, however wide it is
+                values = {seed: Value.exact(value.stated) for seed, value in values.items()}
         elif criterion.than_rates:
             fewer = [trial for trial in trials if trial.config.train.lr in criterion.than_rates]
             if not fewer:
@@ -128,7 +133,8 @@ def judge(criterion: Criterion, grid: Grid, results: ResultsTable) -> Judged:
         done = [results.done(trial.digest, grid.measure) for trial in (*trials, *(other or ()))]
         outcome = _outcome(criterion, values) if any(done) else "not run"
         stated = {seed: value.stated for seed, value in values.items()}
-        cells.append(Cell(place, stated, outcome, all(done), _ends(criterion)))
+        cut_off = any(value.low != value.high for value in values.values() if not math.isnan(value.stated))
+        cells.append(Cell(place, stated, outcome, all(done), cut_off, _ends(criterion)))
     return Judged(criterion, cells)
 
 

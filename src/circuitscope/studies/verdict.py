@@ -119,9 +119,16 @@ def outcome_words(judged: Judged) -> str:
     if judged.outcome == "fails":
         weak = ", which decides nothing" if judged.criterion.otherwise == "undecided" else ""
         return f"fails in {sum(cell.outcome == 'fails' for cell in judged.cells)} of {every} cells{weak}"
-    unsettled = [cell.complete for cell in judged.cells if cell.outcome != "holds"]
-    parts = [(unsettled.count(False), "lack trials"), (unsettled.count(True), "have all trials and no answer")]
+    unsettled = [_why_open(cell) for cell in judged.cells if cell.outcome != "holds"]
+    parts = [(unsettled.count(why), why) for why in dict.fromkeys(sorted(unsettled, reverse=True))]
     return "open: " + ", ".join(f"{count} of {every} cells {words}" for count, words in parts if count)
+
+
+def _why_open(cell: Cell) -> str:
+    """What is missing in a cell that is open."""
+    if not cell.complete:
+        return "lack trials"
+    return "depend on windows that reach an end of the grid" if cell.cut_off else "have all trials and no answer"
 
 
 def measured(judged: Judged) -> str:

@@ -19,6 +19,8 @@ from circuitscope.sweeps.measures import check_measures
 from circuitscope.sweeps.results import DONE, ResultsTable, Row
 from circuitscope.sweeps.trial import SAVED_ROW, curves_of, saved_row
 
+_SECTIONS = ("recipe", "model", "task", "train")  # of a config; a column that begins so is an axis
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -53,7 +55,7 @@ class Sweep:
         They are those that trials left in their runs and no sweep has written down, and those of the same trials in
         the tables of other sweeps, if everything was measured there that is asked for here.
         """
-        found = self._from_other_tables()
+        found = 0
         for trial in self.missing:
             if not (self.runs / trial.digest / "config.yaml").exists():
                 continue
@@ -65,6 +67,7 @@ class Sweep:
             ):
                 self._add({**row, **trial.values}, write=False)
                 found += 1
+        found += self._from_other_tables()
         if write:
             self.results.write_changes()
         return found
@@ -91,22 +94,26 @@ class Sweep:
                 self.results.write_changes()
 
     def _from_other_tables(self) -> int:
-        """Takes over rows and curves from the tables that stand in folders beside this one; says how many."""
+        """Takes over rows and curves from the tables that stand in folders beside this one; says how many.
+
+        The columns of fields of the config are left out: they are what other grids have as axes.
+        """
         wanted = {trial.digest: trial for trial in self.missing}
-        found = 0
-        for file in sorted(self.results.folder.parent.glob(f"*/{FILE}")) if wanted else ():
-            if file.parent == self.results.folder:
+        here, found = self.results.folder.resolve(), 0
+        for file in sorted(here.parent.glob(f"*/{FILE}")) if wanted else ():
+            if file.parent == here:
                 continue
             try:
-                theirs, axes = ResultsTable(file.parent), read_grid(file).axes
+                theirs = ResultsTable(file.parent)
             except UserError:  # what another sweep has wrong does not stop this one
                 continue
-            for digest in [digest for digest in wanted if digest in theirs.rows]:
-                row = {name: value for name, value in theirs.rows[digest].items() if name not in axes}
-                columns = {f"{wanted[digest].config.task.metric}_at_{share:g}" for share in self.grid.fractions}
-                if theirs.done(digest, self.grid.measure) and (columns <= row.keys() or row["state"] == "diverged"):
+            for digest in [digest for digest in wanted if theirs.done(digest, self.grid.measure)]:
+                row, curves = theirs.rows[digest], theirs.curves.get(digest, [])
+                shares = {f"{wanted[digest].config.task.metric}_at_{share:g}" for share in self.grid.fractions}
+                if row["state"] == "diverged" or (curves and shares <= row.keys()):
+                    rest = {name: value for name, value in row.items() if name.partition(".")[0] not in _SECTIONS}
                     values = wanted.pop(digest).values
-                    self.results.add({"digest": digest, **values, **row}, theirs.curves.get(digest, []), write=False)
+                    self.results.add({"digest": digest, **values, **rest}, curves, write=False)
                     found += 1
         return found
 
