@@ -6,7 +6,7 @@ import yaml
 from circuitscope.cli.main import main
 from circuitscope.errors import UserError
 from circuitscope.studies.study import read_study
-from circuitscope.studies.verdict import verdict
+from circuitscope.studies.verdict import outcome_words, verdict
 from made_up_sweeps import made_up_sweep
 
 SOLVES = {"name": "solves", "quantity": "best_test_accuracy", "holds_if": {"at_least": 0.95}}
@@ -45,6 +45,23 @@ def test_the_verdict_follows_from_the_table(tmp_path, accuracy, otherwise, words
 def test_a_failure_that_refutes_outweighs_one_that_decides_nothing(tmp_path):
     both = [{**SOLVES, "otherwise": "undecided"}, {**SOLVES, "name": "fails"}]
     assert verdict(read_study(study(tmp_path / "one", lambda _: 0.5, criteria=both))).words == "not reproduced"
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "words", "premise"),
+    [
+        (lambda t: 0.96 if t.values["train.lr"] == 1e-3 else 0.5, "not reproduced", "holds"),
+        (lambda _: 0.5, "undecided", "fails in 1 of 1 cells, and without it nothing is decided"),
+        (lambda t: None if t.values["train.lr"] == 1e-3 else 0.5, "undecided", "not run"),
+        (lambda _: 0.96, "reproduced as a laptop analogue", "holds"),
+    ],
+)
+def test_while_a_premise_does_not_hold_a_failure_refutes_nothing(tmp_path, accuracy, words, premise):
+    at = [{**SOLVES, "where": {"train.lr": rate}} for rate in AXES["train.lr"]]
+    folder = study(tmp_path / "one", accuracy, criteria=[{**at[0], "name": "first", "premise": True}, at[1]])
+    found = verdict(read_study(folder))
+    assert found.words == words
+    assert outcome_words(found.judged[0]) == premise
 
 
 def test_the_scale_of_the_paper_is_judged_apart(tmp_path):
@@ -131,6 +148,7 @@ def test_bad_words_get_one_line(tmp_path, monkeypatch, capsys, words, says):
         ({"criteria": [{**SOLVES, "holds_if": {}}]}, "exactly one of at_least, at_most and within"),
         ({"criteria": [{**SOLVES, "holds_if": {"within": 0.1}}]}, "within needs a level"),
         ({"criteria": [{**SOLVES, "qantity": "x"}]}, "qantity"),
+        ({"criteria": [{**SOLVES, "premise": True, "otherwise": "undecided"}]}, "a premise takes no otherwise"),
         ({"clam": "x"}, "clam"),
         ({"criteria": [SOLVES, SOLVES]}, "two criteria have the same name"),
     ],

@@ -5,11 +5,16 @@
     claim: One layer of attention does not solve MQAR.
     criteria:                                # all must hold
       - name: does not pass 1/k
-        where: {model.preset: attention}     # the trials that count; a list means any of these values
+        where: {model.n_layers: 1}           # the trials that count; a list means any of these values
         quantity: best_test_accuracy         # a column of results.csv, or one of those in docs/studies.md
         holds_if: {at_most: 0.02, above: chance}
         seeds: every                         # or how many must agree
         otherwise: not reproduced            # or undecided, where more steps could help
+      - name: two layers solve it
+        premise: true                        # while this does not hold, a failure of the others refutes nothing
+        where: {model.n_layers: 2}
+        quantity: best_test_accuracy
+        holds_if: {at_least: 0.95}
     budget: 2,500 steps of 64 examples
     pilots: [what had been seen before this was written]
     notes: [what else belongs to the reading of the results]
@@ -102,6 +107,13 @@ class Criterion(Section):
     by: Literal["ratio", "difference"] = "difference"
     seeds: Literal["every"] | int = "every"
     otherwise: Failure = "not reproduced"
+    premise: bool = False
+
+    @model_validator(mode="after")
+    def _a_premise_decides_nothing(self) -> "Criterion":
+        if self.premise and "otherwise" in self.model_fields_set:
+            raise ValueError("a premise takes no otherwise: if it fails, the study is undecided")
+        return self
 
     @model_validator(mode="after")
     def _one_comparison(self) -> "Criterion":

@@ -3,8 +3,8 @@
 A verdict is one of
 - reproduced: every criterion holds at the paper's scale;
 - reproduced as a laptop analogue: every criterion holds at the laptop scale;
-- not reproduced: a criterion fails that says so;
-- undecided: a criterion fails where more steps could help, or trials are missing;
+- not reproduced: a criterion fails that says so, and every premise holds;
+- undecided: a criterion fails where more steps could help, a premise does not hold, or trials are missing;
 - not run: there is no trial yet.
 """
 
@@ -42,9 +42,10 @@ class Verdict:
     @property
     def words(self) -> str:
         """The verdict."""
-        failed = {one.criterion.otherwise for one in self.judged if one.outcome == "fails"}
+        failed = [one.criterion for one in self.judged if one.outcome == "fails"]
+        refuted = any(one.otherwise == "not reproduced" and not one.premise for one in failed)
         outcomes = {one.outcome for one in self.judged}
-        if "not reproduced" in failed:
+        if refuted and all(one.outcome == "holds" for one in self.judged if one.criterion.premise):
             return "not reproduced"
         if outcomes == {"holds"}:
             return "reproduced" if self.scale == "paper" else "reproduced as a laptop analogue"
@@ -118,6 +119,7 @@ def outcome_words(judged: Judged) -> str:
         return judged.outcome
     if judged.outcome == "fails":
         weak = ", which decides nothing" if judged.criterion.otherwise == "undecided" else ""
+        weak = ", and without it nothing is decided" if judged.criterion.premise else weak
         return f"fails in {sum(cell.outcome == 'fails' for cell in judged.cells)} of {every} cells{weak}"
     unsettled = [_why_open(cell) for cell in judged.cells if cell.outcome != "holds"]
     parts = [(unsettled.count(why), why) for why in dict.fromkeys(sorted(unsettled, reverse=True))]
