@@ -265,6 +265,19 @@ def test_the_interval_of_an_accuracy_ends_at_one(tmp_path):
     assert found.cells[0].mean.high == 1.0
 
 
+@pytest.mark.parametrize(
+    ("comparison", "low"), [({}, 0.0), ({"by": "ratio"}, 0.0), ({"by": "difference"}, pytest.approx(-3.1, abs=0.1))]
+)
+def test_the_interval_of_a_window_does_not_begin_below_nothing(tmp_path, comparison, low):
+    def accuracy(preset, rate, seed):
+        return 0.97 if preset == "mamba" or rate in RATES[1 : 2 + seed % 3] else 0.3
+
+    than = {"than": {"model.preset": "mamba"}, **comparison} if comparison else {}
+    where = {"model.preset": "attention"}
+    found = judged(tmp_path, accuracy, quantity="window", where=where, holds_if={"at_least": 9}, **than)
+    assert found.cells[0].mean.low == low
+
+
 def test_a_curve_without_a_row_counts_for_nothing(tmp_path):
     sweep = made_up_sweep(tmp_path, lambda _: {"accuracy": 0.5}, lambda _: [(0, 0.1), (10, 0.5)], axes=AXES)
     digest = sweep.grid.trials[0].digest

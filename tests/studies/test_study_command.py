@@ -6,7 +6,7 @@ import yaml
 from circuitscope.cli.main import main
 from circuitscope.errors import UserError
 from circuitscope.studies.study import read_study
-from circuitscope.studies.verdict import outcome_words, verdict
+from circuitscope.studies.verdict import claims, outcome_words, verdict
 from made_up_sweeps import made_up_sweep
 
 SOLVES = {"name": "solves", "quantity": "best_test_accuracy", "holds_if": {"at_least": 0.95}}
@@ -70,6 +70,15 @@ def test_the_scale_of_the_paper_is_judged_apart(tmp_path):
     study(folder / "paper", lambda _: 0.97)
     assert verdict(read_study(folder), "laptop").words == "not reproduced"
     assert verdict(read_study(folder), "paper").words == "reproduced"
+
+
+def test_the_page_of_claims_gives_the_budget_of_the_scale_it_is_of(tmp_path):
+    folder = study(tmp_path / "one", budget="4,000 steps")
+    study(folder / "paper")
+    both = [verdict(read_study(folder), scale) for scale in ("laptop", "paper")]
+    laptop, paper = claims(both).split("## one, ")[1:]
+    assert "Budget: 4,000 steps." in laptop
+    assert "Budget" not in paper
 
 
 def test_list_and_verdict_name_every_study_and_write_the_page_of_claims(tmp_path, monkeypatch, capsys):

@@ -21,6 +21,7 @@ from circuitscope.sweeps.trial import REACHED
 from circuitscope.sweeps.windows import THRESHOLD, Mean, window
 
 WINDOW, LACKS_BINDING = "window", "lacks_binding"
+_SHARES = ("accuracy", "legality")  # columns with such a word in their name lie between 0 and 1
 Outcome = Literal["holds", "fails", "open", "not run"]
 
 Seed = tuple[Any, ...]
@@ -312,9 +313,15 @@ def _pooled(criterion: Criterion) -> set[str]:
 
 
 def _ends(criterion: Criterion) -> tuple[float, float]:
-    """Between which values a quantity lies: a share between 0 and 1, if it is not compared with anything."""
-    compared = criterion.than or criterion.than_rates or criterion.holds_if.above
-    return (0.0, 1.0) if "accuracy" in criterion.quantity and not compared else (-math.inf, math.inf)
+    """Between which values a quantity lies by its nature, so that an interval does not reach beyond them."""
+    share = criterion.quantity in (LACKS_BINDING, *BUMPS) or any(word in criterion.quantity for word in _SHARES)
+    if not share and criterion.quantity != WINDOW:
+        return -math.inf, math.inf
+    if criterion.than or criterion.than_rates:
+        return (0.0 if criterion.by == "ratio" else -math.inf), math.inf
+    if criterion.holds_if.above:
+        return -math.inf, math.inf
+    return 0.0, 1.0 if share else math.inf
 
 
 def _shared(cells: Iterable[Cell]) -> set[tuple[str, Any]]:

@@ -78,7 +78,7 @@ def claims(verdicts: Iterable[Verdict]) -> str:
         lines += [
             f"| {j.criterion.name}: {j.criterion.words()} | {measured(j)} | {outcome_words(j)} |" for j in one.judged
         ]
-        if one.study.file.budget:
+        if one.study.file.budget and (one.scale == "laptop" or not one.study.grids("laptop")):
             lines += ["", f"Budget: {one.study.file.budget}."]
     return "\n".join(lines) + "\n"
 
