@@ -126,6 +126,29 @@ def test_the_paper_scale_of_another_study_is_below_that_study(tmp_path):
     assert verdict(read_study(reads), "paper").words == "not reproduced"
 
 
+def test_a_grid_that_no_criterion_reads_counts_as_trials_and_not_for_the_verdict(tmp_path, monkeypatch, capsys):
+    folder = study(tmp_path / "one", exploratory=["wider"])
+    with pytest.raises(UserError, match="wider"):
+        verdict(read_study(folder))
+    made_up_sweep(
+        folder / "wider", lambda trial: {"accuracy": 0.1} if trial.values["train.seed"] == 1 else None, axes=AXES
+    )
+    found = verdict(read_study(folder))
+    assert (found.done, found.trials, found.words) == (6, 8, "reproduced as a laptop analogue")
+    assert read_study(folder).grids("laptop") == [folder, folder / "wider"]
+    study(folder / "paper")
+    assert verdict(read_study(folder), "paper").trials == 4
+    words = ("study", "plot", "one", "--studies", tmp_path, "--out", tmp_path / "figures", "--runs", tmp_path / "none")
+    assert run(monkeypatch, capsys, *words)[0] == 0
+    assert (tmp_path / "figures" / "one-wider-grid.png").is_file()
+
+
+def test_a_grid_is_either_read_by_a_criterion_or_exploratory(tmp_path):
+    folder = study(tmp_path / "one", criteria=[{**SOLVES, "grid": "wider"}], exploratory=["wider"])
+    with pytest.raises(UserError, match="a criterion reads the grid 'wider'"):
+        read_study(folder)
+
+
 def test_a_folder_without_studies_gets_no_page_of_claims(tmp_path, monkeypatch, capsys):
     code, _, err = run(monkeypatch, capsys, "study", "verdict", "--studies", tmp_path)
     assert code == 2

@@ -15,6 +15,7 @@
         where: {model.n_layers: 2}
         quantity: best_test_accuracy
         holds_if: {at_least: 0.95}
+    exploratory: [wider]                     # grids that belong to the study and that no criterion reads
     budget: 2,500 steps of 64 examples
     pilots: [what had been seen before this was written]
     notes: [what else belongs to the reading of the results]
@@ -143,6 +144,7 @@ class StudyFile(Section):
     source: str
     claim: str
     criteria: list[Criterion] = Field(min_length=1)
+    exploratory: list[str] = Field(default_factory=list)
     budget: str = ""
     pilots: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
@@ -152,6 +154,8 @@ class StudyFile(Section):
         names = [one.name for one in self.criteria]
         if len(set(names)) < len(names):
             raise ValueError("two criteria have the same name")
+        if read := {one.grid for one in self.criteria}.intersection(self.exploratory):
+            raise ValueError(f"exploratory: a criterion reads the grid {min(read)!r}")
         return self
 
 
@@ -172,9 +176,14 @@ class Study:
             return self.folder / grid
         return self.folder / grid / "paper" if grid.startswith("../") else self.folder / "paper" / grid
 
+    def exploratory(self, scale: Scale) -> dict[str, Path]:
+        """The grids that no criterion reads, by name, with their folders at a scale."""
+        return {name: self.grid_folder(name, scale) for name in self.file.exploratory}
+
     def grids(self, scale: Scale) -> list[Path]:
-        """The folders of the grids that the criteria read at a scale and that exist, each once."""
-        folders = dict.fromkeys(self.grid_folder(one.grid, scale) for one in self.file.criteria)
+        """The folders of the grids of a study that exist at a scale, each once: those that criteria read come first."""
+        read = (self.grid_folder(one.grid, scale) for one in self.file.criteria)
+        folders = dict.fromkeys((*read, *self.exploratory(scale).values()))
         return [folder for folder in folders if (folder / GRID_FILE).is_file()]
 
 

@@ -55,9 +55,11 @@ class Verdict:
 def verdict(study: Study, scale: Scale = "laptop") -> Verdict | None:
     """Judges all criteria of a study at a scale; None if it has no grid at that scale, or at the paper's lacks one."""
     folders = {one.grid: study.grid_folder(one.grid, scale) for one in study.file.criteria}
-    there = len(study.grids(scale))
-    if not there or (scale == "paper" and there < len(folders)):
+    there = study.grids(scale)
+    if not there or (scale == "paper" and not set(folders.values()) <= set(there)):
         return None
+    also = study.exploratory(scale)
+    folders |= {name: folder for name, folder in also.items() if scale == "laptop" or folder in there}
     tables = {name: (read_grid(folder), ResultsTable(folder)) for name, folder in folders.items()}
     judged = [judge(one, *tables[one.grid]) for one in study.file.criteria]
     done = [table.done(trial.digest, grid.measure) for grid, table in tables.values() for trial in grid.trials]
