@@ -53,7 +53,8 @@ def test_a_sweep_without_measured_circuits_is_refused_in_one_line(tmp_path):
 def test_the_figure_shows_the_share_of_seeds_in_which_a_step_formed(tmp_path):
     table = found(tmp_path)
     second = (table["seed"] == "2") & (table["x"] == RATES[2])
-    figure = why(table.assign(binding=table["binding"].mask(second, 1.0)), title="it", value="accuracy", threshold=0.95)
+    words = {"title": "it", "value": "accuracy", "level": "1/k"}
+    figure = why(table.assign(binding=table["binding"].mask(second, 1.0)), threshold=0.95, **words)
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert [title for title in titles if title] == ["attention", "mamba"]
     circuit = next(axes for axes in figure.axes if [t.get_text() for t in axes.get_yticklabels()][:1] == ["values"])

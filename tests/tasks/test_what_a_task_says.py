@@ -132,6 +132,7 @@ def test_chance_is_what_its_first_baseline_scores(name):
     scored = [baseline(batch) for baseline in task.baselines.values()]
     assert all(one.shape == batch.labelled()[1].shape for one in scored)
     if task.chance is not None:
+        assert task.chance_words == next(iter(task.baselines))
         assert scored[0].mean().item() == pytest.approx(task.chance)
 
 

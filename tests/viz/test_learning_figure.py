@@ -37,8 +37,8 @@ def test_lines_are_coloured_by_rate_and_by_seed_if_there_is_one_rate(tmp_path):
     by_seed = curves(tmp_path / "b", **{"train.seed": [1, 2], "model.preset": ["attention", "mamba"]})
     for sweep, words in ((by_rate, ["1e-3", "4.6e-3"]), (by_seed, ["seed 1", "seed 2"])):
         table = learning_curves(sweep.grid, sweep.results)
-        figure = learning(table, title="it", value="accuracy")
-        assert [text.get_text() for text in figure.legends[0].get_texts()][:2] == words
+        figure = learning(table, title="it", value="accuracy", level="guessing")
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == [*words, "guessing"]
         loss = figure.axes[0]
         assert loss.get_title(loc="left") == "preset attention"
         assert len(loss.lines) == len(sweep.grid.trials) / 2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from laid_out import assert_legend_apart, entries
 
-from circuitscope.sweeps.cells import Cells
+from circuitscope.sweeps.cells import Cells, level_words
 from circuitscope.sweeps.windows import choices, windows, windows_by_budget
 from circuitscope.viz.sweep import MISSING, sweep
 from made_up_sweeps import RATES, made_up_sweep
@@ -33,7 +33,8 @@ def curve(trial):
 def drawn(found, **options):
     cells = Cells.of(found.grid, found.results)
     tables = {"choices": choices(cells), "windows": windows(cells), "threshold": 0.95} if cells.by_rate else {}
-    return sweep(cells.trials, title="made up", x=cells.x_words, value=cells.value_words, **{**tables, **options})
+    words = {"title": "made up", "x": cells.x_words, "value": cells.value_words, "level": level_words(found.grid)}
+    return sweep(cells.trials, **{**words, **tables, **options})
 
 
 @pytest.fixture

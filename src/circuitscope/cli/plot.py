@@ -182,7 +182,7 @@ def sweep(
     """
     from circuitscope.errors import UserError, escaped
     from circuitscope.progress import watching
-    from circuitscope.sweeps.cells import Cells
+    from circuitscope.sweeps.cells import Cells, level_words
     from circuitscope.sweeps.sweep import Sweep
     from circuitscope.sweeps.windows import choices, windows, windows_by_budget
     from circuitscope.viz.style import check_ending, save
@@ -205,9 +205,8 @@ def sweep(
             f"{missing} of {len(cells.trials)} trials are not done; a seed has a window when all its rates are"
         )
     title = f"{found.grid.name}: {cells.value_words} by {cells.x_words}"
-    figure = draw(
-        cells.trials, title=title, x=cells.x_words, value=cells.value_words, log=cells.by_rate or None, **numbers
-    )
+    numbers |= {"log": cells.by_rate or None, "level": level_words(found.grid)}
+    figure = draw(cells.trials, title=title, x=cells.x_words, value=cells.value_words, **numbers)
     with watching() as progress:
         for note in notes:
             progress.say(note)
@@ -223,7 +222,7 @@ def curves(grid: GridFile, out: OutBeside = None, data: Numbers = False, runs: R
     or of their seed if every model has one rate.
     """
     from circuitscope.errors import escaped
-    from circuitscope.sweeps.cells import metric_of
+    from circuitscope.sweeps.cells import level_words, metric_of
     from circuitscope.sweeps.learning import learning_curves
     from circuitscope.sweeps.sweep import Sweep
     from circuitscope.viz.learning import learning
@@ -236,6 +235,7 @@ def curves(grid: GridFile, out: OutBeside = None, data: Numbers = False, runs: R
         learning_curves(found.grid, found.results),
         title=f"{found.grid.name}: loss and {metric_of(found.grid)} over training",
         value=metric_of(found.grid),
+        level=level_words(found.grid),
     )
     for path in save(figure, out or found.results.folder / "figures" / "curves.png", data=data):
         print(escaped(path))
@@ -255,7 +255,7 @@ def why(
     curvature] in the grid). Every model is a column.
     """
     from circuitscope.errors import UserError, escaped
-    from circuitscope.sweeps.cells import Cells
+    from circuitscope.sweeps.cells import Cells, level_words
     from circuitscope.sweeps.reasons import reasons
     from circuitscope.sweeps.sweep import Sweep
     from circuitscope.viz.style import check_ending, save
@@ -268,7 +268,8 @@ def why(
     if not cells.by_rate:
         raise UserError(f"{found.grid.name} has fewer than two learning rates; this figure is by learning rate")
     title = f"{found.grid.name}: what is missing at each learning rate"
-    figure = draw(reasons(cells, found.results), title=title, value=cells.value_words, threshold=threshold)
+    words = {"title": title, "value": cells.value_words, "level": level_words(found.grid)}
+    figure = draw(reasons(cells, found.results), **words, threshold=threshold)
     for path in save(figure, out or found.results.folder / "figures" / "why.png", data=data):
         print(escaped(path))
 

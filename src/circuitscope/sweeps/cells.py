@@ -114,6 +114,12 @@ def metric_of(grid: Grid) -> str:
     return names[0]
 
 
+def level_words(grid: Grid) -> str:
+    """What the level of chance of the tasks of a grid is the metric of."""
+    words = dict.fromkeys(trial.config.task.chance_words for trial in grid.trials)
+    return " or ".join(word.replace("any value of the context", "any value of the context (1/k)") for word in words)
+
+
 def _columns(metric: str) -> tuple[str, ...]:
     """The columns of the metric on held-out examples."""
     return tuple(f"{which}_{split}_{metric}" for which in ("best", "last") for split in ("test", "validation"))

@@ -136,6 +136,11 @@ class Task(Section):
         return None
 
     @property
+    def chance_words(self) -> str:
+        """What `chance` is the metric of: the first baseline, by its name."""
+        return next(iter(self.baselines), "guessing")
+
+    @property
     def context_free(self) -> float | None:
         """The loss of the best answer that ignores the sequence; None where it is not known.
 

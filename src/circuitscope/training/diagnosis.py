@@ -51,7 +51,7 @@ def diagnose(rows: Iterable[Row], config: RunConfig) -> Diagnosis | None:
     ):
         if found is not None:
             return found
-    levels = f", above the {chance:.1%} of {_guess(config)}" if chance is not None else ""
+    levels = f", above the {chance:.1%} of {config.task.chance_words}" if chance is not None else ""
     return Diagnosis(
         "stalled",
         f"stalled: accuracy stopped rising at {accuracy:.1%}{levels}; try {_falling(config)}, or a wider model"
@@ -118,7 +118,7 @@ def _at_chance(accuracy: float, chance: float | None, config: RunConfig) -> Diag
     """Worse than any value of the context and not learning; without that level, hardly anything is right."""
     if accuracy >= (0.05 if chance is None else _NEAR[0] * chance):
         return None
-    than = "" if chance is None else f", less than the {chance:.1%} of {_guess(config)}"
+    than = "" if chance is None else f", less than the {chance:.1%} of {config.task.chance_words}"
     lr = config.train.lr
     return Diagnosis(
         "at chance",
@@ -149,11 +149,6 @@ def _no_better_than_guessing(accuracy: float, chance: float, config: RunConfig) 
         f"at chance: accuracy {accuracy:.1%}, and guessing gives {chance:.1%}; try --steps {2 * config.train.steps}, or"
         f" --lr {lr * 3:.2g} or --lr {lr / 3:.2g}",
     )
-
-
-def _guess(config: RunConfig) -> str:
-    """What the task's level of chance is the accuracy of."""
-    return "any value of the context" if config.task.features else "guessing"
 
 
 def _falling(config: RunConfig) -> str:

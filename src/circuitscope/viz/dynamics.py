@@ -121,7 +121,9 @@ class _Drawing:
             axes.tick_params(labelbottom=axes is every[-1])
         every[-1].set_xlabel(self.axis.label)
         for metric, axes in self.metrics.items():
-            name_levels(axes, "any value of\nthe context", self._chances(metric))
+            tasks = (group.runs[0].config.task for group in self.groups if _metric(group) == metric)
+            words = dict.fromkeys(task.chance_words for task in tasks if task.chance is not None)
+            name_levels(axes, " or ".join(words).replace(" of ", " of\n"), self._chances(metric))
         self._mark_bumps(every)
         where = ""
         if self.scores and len(self.groups) > 1:

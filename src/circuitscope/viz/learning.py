@@ -16,7 +16,7 @@ _PER_ROW = 5  # columns
 _LETTERS = 28  # in a line of a model's name
 
 
-def learning(curves: pd.DataFrame, *, title: str, value: str) -> Sheet:
+def learning(curves: pd.DataFrame, *, title: str, value: str, level: str) -> Sheet:
     """The figure of a sweep's curves.
 
     Lines have the colour of their learning rate, or of their seed if every model has one rate.
@@ -24,6 +24,7 @@ def learning(curves: pd.DataFrame, *, title: str, value: str) -> Sheet:
     Args:
         curves: a row per trial and step; see `sweeps.learning`.
         value: the name of the metric.
+        level: what the dotted line is the metric of.
     """
     models = list(dict.fromkeys(curves["model"]))
     across = min(len(models), _PER_ROW)
@@ -41,8 +42,8 @@ def learning(curves: pd.DataFrame, *, title: str, value: str) -> Sheet:
             for _, trial in of_model.groupby(["rate", "seed"]):
                 for axes, name in ((upper, "loss"), (lower, "value")):
                     axes.plot(trial["step"], trial[name], color=colours[trial[key].iloc[0]], lw=1)
-            for level in sorted(set(of_model["chance"].dropna())):
-                lower.axhline(level, color=GREY, ls=":", lw=1)
+            for height in sorted(set(of_model["chance"].dropna())):
+                lower.axhline(height, color=GREY, ls=":", lw=1)
             upper.set_ylim(0, top)
             if value == "accuracy":
                 lower.set_ylim(-0.03, 1.03)
@@ -50,7 +51,7 @@ def learning(curves: pd.DataFrame, *, title: str, value: str) -> Sheet:
         figure.suptitle(written(title), x=0.01, ha="left")
         entries = [line_entry(_name(key, one), colour) for one, colour in colours.items()]
         if curves["chance"].notna().any():
-            entries.append(line_entry("any value of the context (1/k)", GREY, ls=":", lw=1))
+            entries.append(line_entry(level, GREY, ls=":", lw=1))
         legend_below(figure, entries)
     return figure
 

@@ -50,6 +50,7 @@ def sweep(
     windows: pd.DataFrame = _NO_ROWS,
     budgets: pd.DataFrame = _NO_ROWS,
     threshold: float | None = None,
+    level: str = "",
 ) -> Sheet:
     """Curves over x, with a line for each value of `line` and a panel for each value of `panel`.
 
@@ -66,12 +67,13 @@ def sweep(
         windows: panel, line, steps, value, low, high and at_least of the windows on test.
         budgets: the same of windows on validation, at several steps.
         threshold: the level that the windows are of.
+        level: what the dotted line is the metric of.
     """
     known = trials[trials["value"].notna()]
     if not len(known):
         raise UserError(f"there is no {value} to draw")
     with look():
-        drawing = _Drawing(known, x, value, log, choices, windows, budgets, threshold)
+        drawing = _Drawing(known, x, value, log, choices, windows, budgets, threshold, level)
         drawing.draw(title)
     return drawing.figure
 
@@ -89,7 +91,9 @@ class _Drawing:
         windows: pd.DataFrame,
         budgets: pd.DataFrame,
         threshold: float | None,
+        level: str,
     ):
+        self.level = level
         self.trials, self.x, self.value, self.threshold = trials, x, value, threshold
         self.choices, self.windows, self.budgets = choices, windows, budgets
         self.panels, self.lines = (list(dict.fromkeys(trials[column])) for column in ("panel", "line"))
@@ -258,7 +262,7 @@ class _Drawing:
             word = "" if (self.trials["value"] >= self.threshold).any() else ", reached by no trial"
             yield line_entry(f"{self.threshold:g}{word}", GREY, ls="--", lw=0.8)
         if self.trials["chance"].notna().any():
-            yield line_entry("any value of the context (1/k)", GREY, ls=":", lw=1)
+            yield line_entry(self.level, GREY, ls=":", lw=1)
         for step in self.measured:
             yield Patch(color=MISSING[step][1], lw=0, label=MISSING[step][0])
         if self.any_window:

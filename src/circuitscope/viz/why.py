@@ -28,13 +28,14 @@ _MOST_GROUPS = 9
 _UNKNOWN = "#DDDDDD"
 
 
-def why(trials: pd.DataFrame, *, title: str, value: str, threshold: float) -> Sheet:
+def why(trials: pd.DataFrame, *, title: str, value: str, threshold: float, level: str) -> Sheet:
     """The figure of a sweep whose trials measured themselves.
 
     Args:
         trials: a row per trial; see `sweeps.reasons`. Panels of the sweep are columns of their own.
         value: the name of the metric.
         threshold: the metric at or above which a rate succeeds.
+        level: what the dotted line is the metric of.
     """
     known = trials[trials["value"].notna()]
     if not len(known):
@@ -73,7 +74,7 @@ def why(trials: pd.DataFrame, *, title: str, value: str, threshold: float) -> Sh
             bar = figure.colorbar(images[-1][0], ax=[one for _, one in images], pad=0.01, aspect=14)
             bar.set_label("log10 of gradient norm,\nmedian over steps", fontsize=7)
         figure.suptitle(written(title), x=0.01, ha="left")
-        legend_below(figure, list(_legend(parts, threshold)))
+        legend_below(figure, list(_legend(parts, threshold, level)))
     return figure
 
 
@@ -189,12 +190,12 @@ def _rates(axes: Axes, rates: Sequence[float], *, labelled: bool) -> None:
         axes.set_xlabel("learning rate")
 
 
-def _legend(parts: dict[str, float], threshold: float) -> list[object]:
+def _legend(parts: dict[str, float], threshold: float, level: str) -> list[object]:
     out: list[object] = [
         line_entry("mean over seeds", _ACCURACY, marker="o", ms=3),
         shade_entry("lowest to highest seed", _ACCURACY),
         line_entry(f"{threshold:g}", GREY, ls="--", lw=0.8),
-        line_entry("any value of the context (1/k)", GREY, ls=":", lw=1),
+        line_entry(level, GREY, ls=":", lw=1),
         *(Patch(color=colour, lw=0, label=f"{step}: formed") for step, colour in _COLOURS.items()),
         Patch(fc="none", ec=GREY, lw=0.4, label="missing"),
         Patch(fc=_UNKNOWN, ec=GREY, lw=0.4, label="not measured"),

@@ -54,6 +54,7 @@ def facts(found: Results) -> dict[str, Any]:
         "curves": _curves(run),
         "metric": run.config.task.metric,
         "chance": run.config.task.chance,
+        "chance_words": run.config.task.chance_words,
         "headline": list(_headline(found)),
         **_transitions(found),
         **_circuit(found),

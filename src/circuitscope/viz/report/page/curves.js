@@ -27,7 +27,7 @@ class Curves extends Charts {
       out.push({ slot: "loss", title: "Loss", lines: losses, low: 0, high, height: 118 });
     }
     if (validation) {
-      const { chance } = this.run;
+      const { chance, chance_words: level } = this.run;
       out.push({
         slot: "accuracy",
         title: capital(this.run.metric),
@@ -35,7 +35,7 @@ class Curves extends Charts {
         low: 0,
         high: 1,
         height: 104,
-        levels: chance ? [[`any value of the context: ${fraction(chance)}`, chance]] : [],
+        levels: chance ? [[`${level}: ${fraction(chance)}`, chance]] : [],
       });
     }
     const scores = this.run.headline.map(({ score, edges, place, chosen, step, value }) => {

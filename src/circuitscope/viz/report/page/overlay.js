@@ -58,7 +58,8 @@ class Overlay {
       return { name, colour: runInk(i), step, value, dotted: i >= RUN_INKS };
     });
     const [, most] = extent(lines);
-    const chances = [...new Set(this.runs.map(({ chance }) => chance).filter(Boolean))];
+    const named = this.runs.filter(({ chance }) => chance).map(({ chance, chance_words: level }) => [level, chance]);
+    const chances = [...new Map(named.map((one) => [one.join(), one])).values()];
     return what === "loss"
       ? { title: "Validation loss", lines, low: 0, high: Math.max(most, 0.1), height: HIGH }
       : {
@@ -67,7 +68,7 @@ class Overlay {
           low: 0,
           high: Math.max(most, 1),
           height: HIGH,
-          levels: chances.map((chance) => [`any value of the context: ${fraction(chance)}`, chance]),
+          levels: chances.map(([level, chance]) => [`${level}: ${fraction(chance)}`, chance]),
         };
   }
 
