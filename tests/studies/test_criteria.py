@@ -379,3 +379,61 @@ def test_a_bump_with_or_without_accuracy_is_read_off_the_curves(tmp_path):
         criterion = {"name": "it", "quantity": quantity, "holds_if": {"at_least": 1}, "seeds": 2}
         found = judge(Criterion.model_validate(criterion), sweep.grid, sweep.results)
         assert outcomes(found) == cells
+
+
+def test_a_curve_that_ends_before_its_run_tells_nothing_of_a_bump(tmp_path):
+    steps = np.arange(0, 1001, 25)
+
+    def judged_with(folder, last):
+        def curve(_):
+            return [(int(step), 0.25 + 0.7 / (1 + math.exp(-(step - 400) / 30))) for step in steps if step <= last]
+
+        sweep = made_up_sweep(folder, lambda _: {"accuracy": 0.95}, curve, axes=AXES)
+        bump = Criterion.model_validate({"name": "it", "quantity": "bump", "holds_if": {"at_most": 1}})
+        return judge(bump, sweep.grid, sweep.results)
+
+    assert judged_with(tmp_path / "cut", 500).outcome == "open"
+
+
+def test_of_a_trial_that_diverged_only_the_metric_is_the_worst_and_a_step_is_never_reached(tmp_path):
+    row = {
+        "state": "diverged",
+        "accuracy": 0.97,
+        "step_90": 200,
+        "any_value_accuracy": 0.25,
+        "best_validation_loss": 0.1,
+    }
+    for k, (quantity, holds_if, outcome) in enumerate(
+        [
+            ("best_test_accuracy", {"at_most": 0.5}, "holds"),
+            ("step_90", {"at_most": 500}, "fails"),
+            ("any_value_accuracy", {"at_least": 0.2}, "holds"),
+            ("best_validation_loss", {"at_most": 1}, "fails"),
+        ]
+    ):
+        found = judged(tmp_path / str(k), lambda *_: dict(row), quantity=quantity, holds_if=holds_if)
+        assert found.outcome == outcome, quantity
+
+
+@pytest.mark.parametrize(
+    ("criterion", "said"),
+    [
+        ({"rate": "best", "where": {"train.lr": RATES[:2]}, "than_rates": [RATES[0], RATES[2]]}, "lacks the rates"),
+        ({"where": {"model.preset": "mamba"}, "than": {"model.preset": "mamba"}}, "compared with itself alone"),
+    ],
+)
+def test_a_comparison_that_means_nothing_is_refused(tmp_path, criterion, said):
+    with pytest.raises(UserError, match=said):
+        judged(tmp_path, lambda *_: 0.9, holds_if={"at_least": 0}, **criterion)
+
+
+def test_a_window_needs_the_same_seeds_at_every_rate(tmp_path):
+    left_out = [{"train.seed": 2, "train.lr": RATES[1]}]
+    with pytest.raises(UserError, match="window needs the same seeds at every rate"):
+        judged(tmp_path, lambda *_: 0.99, exclude=left_out, quantity="window", holds_if={"at_least": 1})
+
+
+def test_two_rates_can_be_compared(tmp_path):
+    at = {"where": {"train.lr": RATES[0]}, "than": {"train.lr": RATES[1]}}
+    found = judged(tmp_path, lambda _, rate, __: 0.5 + rate, holds_if={"at_most": 0}, **at)
+    assert found.outcome == "holds"

@@ -202,3 +202,38 @@ def test_run_trains_what_the_table_lacks_and_then_there_is_a_verdict(tmp_path, m
     words = ("study", "run", "one", "--studies", tmp_path, "--runs", tmp_path / "runs", "--jobs", 1)
     assert run(monkeypatch, capsys, *words)[0] == 0
     assert verdict(read_study(folder)).words == "not reproduced"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"criteria": [{**SOLVES, "premise": True}]}, "at least one must be no premise"),
+        ({"criteria": [{**SOLVES, "grid": "/somewhere"}]}, "expected a folder of the study"),
+        ({"criteria": [{**SOLVES, "grid": ".."}]}, "expected a folder of the study"),
+        ({"criteria": [{**SOLVES, "by": "ratio"}]}, "by needs than"),
+        ({"criteria": [{**SOLVES, "holds_if": {"within": -1, "above": "chance"}}]}, "within needs a level"),
+    ],
+)
+def test_a_study_that_could_not_be_judged_is_refused(tmp_path, changes, said):
+    with pytest.raises(UserError, match=said):
+        read_study(study(tmp_path / "one", **changes))
+
+
+def test_what_is_wrong_with_a_criterion_names_its_study(tmp_path):
+    folder = study(tmp_path / "one", criteria=[{**SOLVES, "where": {"train.seed": 7}}])
+    with pytest.raises(UserError, match=r"one/study\.yaml: criterion 'solves'"):
+        verdict(read_study(folder))
+
+
+def test_a_table_with_two_rows_of_a_trial_is_refused(tmp_path):
+    folder = study(tmp_path / "one")
+    table = folder / "results.csv"
+    table.write_text(table.read_text() + table.read_text().splitlines(keepends=True)[-1])
+    with pytest.raises(UserError, match=r"results\.csv: two rows of the trial"):
+        verdict(read_study(folder))
+
+
+def test_the_page_of_claims_stays_a_table_whatever_a_claim_says(tmp_path):
+    folder = study(tmp_path / "one", claim="It | does.\nSo.\n")
+    page = claims([verdict(read_study(folder))])
+    assert r"| [one](one) | It \| does. So. | laptop |" in page

@@ -85,7 +85,8 @@ def plot_study(
 
     study, folders = _grids(studies, name, scale)
     found = verdict(study, scale)
-    assert found is not None  # it has a grid at this scale
+    if found is None:
+        raise UserError(f"{study.name} lacks some of its grids at the {scale} scale")
     figure = draw(evidence(found), title=f"{study.file.claim} ({found.words})")
     for path in save(figure, out / f"{study.name if scale == 'laptop' else f'{study.name}-{scale}'}.png"):
         print(escaped(path))
@@ -114,7 +115,10 @@ def verdict(
         return
     if not (found := _verdicts(studies_in(studies))):
         raise UserError(f"no study with a grid in {studies}")
-    write_text(studies / "CLAIMS.md", claims(found))
+    try:
+        write_text(studies / "CLAIMS.md", claims(found))
+    except OSError as error:
+        raise UserError(f"cannot write {studies / 'CLAIMS.md'}: {error.strerror}") from None
     print(studies / "CLAIMS.md")
 
 

@@ -106,8 +106,11 @@ def judge(criterion: Criterion, grid: Grid, results: ResultsTable) -> Judged:
     if not counted:
         raise UserError(f"criterion {criterion.name!r}: no trial of {grid.name} has {shown(criterion.where)}")
     known = _Quantities(criterion, results)
-    also = {path: value for path, value in criterion.where.items() if path in (RATE, *SEEDS)}
+    pooled = {*SEEDS, RATE} - criterion.than.keys()
+    also = {path: value for path, value in criterion.where.items() if path in pooled}
     there = _places((trial for trial in grid.trials if matches(also, trial.values)), criterion)
+    if criterion.than and all(matches(criterion.than, trial.values) for trial in counted):
+        raise UserError(f"criterion {criterion.name!r}: every cell is compared with itself alone")
     cells = []
     for place, trials in _places(counted, criterion).items():
         seeds, other = _seeds(trials), None
@@ -126,13 +129,15 @@ def judge(criterion: Criterion, grid: Grid, results: ResultsTable) -> Judged:
                 values = {seed: Value.exact(value.stated) for seed, value in values.items()}
         elif criterion.than_rates:
             fewer = [trial for trial in trials if trial.config.train.lr in criterion.than_rates]
-            if not fewer:
-                raise UserError(f"criterion {criterion.name!r}: {_label(place)} has none of the rates in than_rates")
+            if lacking := set(criterion.than_rates) - {trial.config.train.lr for trial in fewer}:
+                lacks = f"{_label(place)} lacks the rates {', '.join(f'{rate:g}' for rate in sorted(lacking))}"
+                raise UserError(f"criterion {criterion.name!r}: {lacks} of than_rates")
             values = _compared(values, known.of(fewer, seeds), criterion.by)
         elif criterion.holds_if.above:
             values = _above_chance(values, trials[0], criterion)
         done = [results.done(trial.digest, grid.measure) for trial in (*trials, *(other or ()))]
-        outcome = _outcome(criterion, values) if any(done) else "not run"
+        known_at_all = any(not math.isnan(value.stated) for value in values.values())
+        outcome = _outcome(criterion, values) if any(done) or known_at_all else "not run"
         stated = {seed: value.stated for seed, value in values.items()}
         cut_off = any(value.low != value.high for value in values.values() if not math.isnan(value.stated))
         cells.append(Cell(place, stated, outcome, all(done), cut_off, _ends(criterion)))
@@ -158,11 +163,13 @@ class _Quantities:
         if row.get("state") not in DONE:
             return math.nan
         if column in BUMPS:
-            return bump(column, trial, self.results.curves.get(trial.digest, []))
+            curve = self.results.curves.get(trial.digest, [])
+            whole = bool(curve) and curve[-1]["step"] == row.get("steps")  # a curve that was cut off tells nothing
+            return bump(column, trial, curve) if whole else math.nan
         if column == LACKS_BINDING:
             return _lacks_binding(row, self._number(trial, f"best_test_{metric}"))
-        if row["state"] == "diverged" and (column.endswith(f"_{metric}") or column.startswith(f"evaluated_{metric}")):
-            return trial.config.task.worst
+        if row["state"] == "diverged" and (worst := _of_diverged(column, trial)) is not None:
+            return worst
         value = row.get(column)
         if isinstance(value, int | float):
             return float(value)
@@ -192,8 +199,26 @@ class _Quantities:
         return Value(found.decades, found.decades, math.inf if found.at_least else found.decades)
 
 
+def _of_diverged(column: str, trial: Trial) -> float | None:
+    """What a column counts as for a trial that diverged; None if the table's value stands.
+
+    The metric is the task's worst, a loss is infinite, a step is never reached, and a measure of a checkpoint that came
+    before is not known.
+    """
+    metric = trial.config.task.metric
+    if column in {
+        f"{which}_{split}_{metric}" for which in ("best", "last") for split in ("train", "validation", "test")
+    }:
+        return trial.config.task.worst
+    if column == f"evaluated_{metric}" or column.startswith((f"evaluated_{metric}_", f"{metric}_at_")):
+        return trial.config.task.worst
+    if column.startswith("evaluated_"):
+        return math.nan
+    return math.inf if column in REACHED or column.endswith("_loss") else None
+
+
 def _lacks_binding(row: Row, accuracy: float) -> float:
-    """1 if a trial that fails lacks the binding step, 0 if only others; nan if it passes or that cannot be told."""
+    """1 if a trial that fails lacks the binding step, 0 if it does not; nan if it passes or that cannot be told."""
     missing = missing_step(row)
     if not accuracy < THRESHOLD or missing in ("", "match"):
         return math.nan
@@ -257,8 +282,9 @@ def _check(criterion: Criterion, grid: Grid, results: ResultsTable) -> None:
     for rate in criterion.than_rates:
         if rate not in rates:
             raise UserError(f"{what}: than_rates: {grid.name} has no rate {rate:g}")
-    if criterion.quantity == WINDOW and not grid.trials[0].config.task.larger_is_better:
-        raise UserError(f"{what}: a window is one of accuracies, and {grid.name} has errors")
+    tasks = [trial.config.task for trial in grid.trials if matches(criterion.where, trial.values)]
+    if criterion.quantity in (WINDOW, LACKS_BINDING) and not all(task.larger_is_better for task in tasks):
+        raise UserError(f"{what}: {criterion.quantity} is of accuracies, and {grid.name} has errors")
     _check_seeds(criterion, grid)
     _check_quantity(criterion, grid, results)
 
@@ -272,14 +298,16 @@ def _check_seeds(criterion: Criterion, grid: Grid) -> None:
         by_rate = {trial.config.train.lr: set[Seed]() for trial in trials}
         for trial in trials:
             by_rate[trial.config.train.lr].add(_seed(trial))
-        if criterion.rate == "best" and len(set(map(frozenset, by_rate.values()))) > 1:
-            raise UserError(f"criterion {criterion.name!r}: rate: best needs the same seeds at every rate of a cell")
+        by_all = "rate: best" if criterion.rate == "best" else WINDOW if criterion.quantity == WINDOW else ""
+        if by_all and len(set(map(frozenset, by_rate.values()))) > 1:
+            raise UserError(f"criterion {criterion.name!r}: {by_all} needs the same seeds at every rate of a cell")
 
 
 def _check_quantity(criterion: Criterion, grid: Grid, results: ResultsTable) -> None:
     """A column that no trial has is unknown, once a trial is done that measured everything."""
     special = {WINDOW, LACKS_BINDING, *BUMPS}
-    if grid.trials[0].config.task.metric == "accuracy":
+    counted = [trial for trial in grid.trials if matches(criterion.where, trial.values)]
+    if any(trial.config.task.metric == "accuracy" for trial in counted):
         special |= REACHED.keys()
     rows = [results.rows[trial.digest] for trial in grid.trials if results.done(trial.digest, grid.measure)]
     finished = [row for row in rows if row["state"] == "finished"]

@@ -31,6 +31,7 @@ that of another study (`grid: ../lr_windows`); the paper scale is the same below
 """
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -46,6 +47,7 @@ from circuitscope.sweeps.grid import FILE as GRID_FILE
 FILE = "study.yaml"
 Scale = Literal["laptop", "paper"]
 Failure = Literal["not reproduced", "undecided"]
+_GRID = re.compile(r"|\.|(\.\./)?[^/\0.][^/\0]{0,99}(/[^/\0.][^/\0]{0,99})*")
 
 
 class Condition(Section):
@@ -60,8 +62,8 @@ class Condition(Section):
     def _one_bound(self) -> "Condition":
         if sum(bound is not None for bound in (self.at_least, self.at_most, self.within)) != 1:
             raise ValueError("expected exactly one of at_least, at_most and within")
-        if self.within is not None and self.above is None:
-            raise ValueError("within needs a level: above: chance")
+        if self.within is not None and (self.above is None or self.within < 0):
+            raise ValueError("within needs a level, above: chance, and is a distance of 0 or more")
         return self
 
     def holds(self, value: float) -> bool:
@@ -122,6 +124,10 @@ class Criterion(Section):
             raise ValueError("than_rates needs rate: best, and no than beside it")
         if (self.than or self.than_rates) and self.holds_if.above:
             raise ValueError("above: chance is for a value, not for one that is compared by than or than_rates")
+        if self.holds_if.above and (self.quantity == "window" or self.quantity.startswith("step_")):
+            raise ValueError(f"above: chance is for an accuracy, not for {self.quantity}")
+        if "by" in self.model_fields_set and not (self.than or self.than_rates):
+            raise ValueError("by needs than or than_rates beside it")
         if any(isinstance(value, list) for value in self.than.values()):
             raise ValueError("than takes one value for each axis, not a list")
         return self
@@ -154,6 +160,11 @@ class StudyFile(Section):
         names = [one.name for one in self.criteria]
         if len(set(names)) < len(names):
             raise ValueError("two criteria have the same name")
+        if all(one.premise for one in self.criteria):
+            raise ValueError("criteria: at least one must be no premise")
+        for grid in {*(one.grid for one in self.criteria), *self.exploratory}:
+            if not _GRID.fullmatch(grid):
+                raise ValueError(f"grid {grid!r}: expected a folder of the study, or ../NAME of another one")
         if read := {one.grid for one in self.criteria}.intersection(self.exploratory):
             raise ValueError(f"exploratory: a criterion reads the grid {min(read)!r}")
         return self
@@ -174,7 +185,10 @@ class Study:
         """Where a grid of the study and its tables are; the paper's scale of another study is below that study."""
         if scale == "laptop":
             return self.folder / grid
-        return self.folder / grid / "paper" if grid.startswith("../") else self.folder / "paper" / grid
+        if grid.startswith("../"):
+            _, other, *below = grid.split("/")
+            return self.folder.joinpath("..", other, "paper", *below)
+        return self.folder / "paper" / grid
 
     def exploratory(self, scale: Scale) -> dict[str, Path]:
         """The grids that no criterion reads, by name, with their folders at a scale."""

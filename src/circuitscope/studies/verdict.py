@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from circuitscope.errors import UserError, escaped
 from circuitscope.studies.criteria import Cell, Judged, judge
-from circuitscope.studies.study import Scale, Study
+from circuitscope.studies.study import FILE, Scale, Study
 from circuitscope.sweeps.grid import read_grid
 from circuitscope.sweeps.results import ResultsTable
 
@@ -61,7 +62,12 @@ def verdict(study: Study, scale: Scale = "laptop") -> Verdict | None:
     also = study.exploratory(scale)
     folders |= {name: folder for name, folder in also.items() if scale == "laptop" or folder in there}
     tables = {name: (read_grid(folder), ResultsTable(folder)) for name, folder in folders.items()}
-    judged = [judge(one, *tables[one.grid]) for one in study.file.criteria]
+    judged = []
+    for one in study.file.criteria:
+        try:
+            judged.append(judge(one, *tables[one.grid]))
+        except UserError as error:
+            raise UserError(f"{study.folder / FILE}: {error}") from None
     done = [table.done(trial.digest, grid.measure) for grid, table in tables.values() for trial in grid.trials]
     return Verdict(study, scale, judged, sum(done), len(done))
 
@@ -72,17 +78,25 @@ def claims(verdicts: Iterable[Verdict]) -> str:
     lines = [_HEADING, "| study | claim | scale | verdict |", "|---|---|---|---|"]
     for one in verdicts:
         link = f"[{one.study.name}]({one.study.folder.name})"
-        lines.append(f"| {link} | {one.study.file.claim} | {one.scale} | {one.words} |")
+        lines.append(f"| {link} | {_in_a_cell(one.study.file.claim)} | {one.scale} | {one.words} |")
     for one in verdicts:
         lines += ["", f"## {one.study.name}, {one.scale} scale: {one.words}", ""]
-        lines += [f"{one.study.file.claim} ({one.study.file.source})", ""]
+        lines += [f"{_in_a_line(one.study.file.claim)} ({_in_a_line(one.study.file.source)})", ""]
         lines += ["| criterion | measured | |", "|---|---|---|"]
-        lines += [
-            f"| {j.criterion.name}: {j.criterion.words()} | {measured(j)} | {outcome_words(j)} |" for j in one.judged
-        ]
+        for judged in one.judged:
+            named = _in_a_cell(f"{judged.criterion.name}: {judged.criterion.words()}")
+            lines.append(f"| {named} | {_in_a_cell(measured(judged))} | {outcome_words(judged)} |")
         if one.study.file.budget and (one.scale == "laptop" or not one.study.grids("laptop")):
-            lines += ["", f"Budget: {one.study.file.budget}."]
+            lines += ["", f"Budget: {_in_a_line(one.study.file.budget)}."]
     return "\n".join(lines) + "\n"
+
+
+def _in_a_line(text: str) -> str:
+    return escaped(" ".join(text.split()))
+
+
+def _in_a_cell(text: str) -> str:
+    return _in_a_line(text).replace("|", r"\|")
 
 
 def evidence(one: Verdict) -> "pd.DataFrame":
@@ -153,6 +167,8 @@ def measured(judged: Judged) -> str:
 
 def _value(cell: Cell, label: str, form: str) -> str:
     mean = cell.mean
-    ends = f" ({mean.low:{form}} to {mean.high:{form}})" if mean.low == mean.low else ""
-    seeds = f", {mean.seeds} of {len(cell.values)} seeds" if mean.seeds < len(cell.values) else ""
-    return f"{mean.value:{form}}{ends} [{label}{seeds}]" if label else f"{mean.value:{form}}{ends}"
+    ends = f" ({mean.low:{form}} to {mean.high:{form}})" if mean.low == mean.low and not cell.cut_off else ""
+    bound = ", from windows that reach an end of the grid" if cell.cut_off else ""
+    seeds = f"{mean.seeds} of {len(cell.values)} seeds" if mean.seeds < len(cell.values) else ""
+    about = ", ".join(filter(None, (label, seeds)))
+    return f"{mean.value:{form}}{ends}{bound} [{about}]" if about else f"{mean.value:{form}}{ends}{bound}"

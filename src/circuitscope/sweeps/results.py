@@ -41,10 +41,18 @@ class ResultsTable:
 
     def read(self) -> None:
         """Reads the tables as they are on disk now."""
-        self.rows: dict[str, Row] = {row[_DIGEST]: row for row in _read(self.path)}
+        self.rows: dict[str, Row] = {}
+        for row in _read(self.path):
+            if row[_DIGEST] in self.rows:
+                raise UserError(f"{self.path}: two rows of the trial {row[_DIGEST]}; keep the one that is right")
+            self.rows[row[_DIGEST]] = row
         self.curves: dict[str, list[Row]] = {}
         for row in _read(self.curves_path):
-            self.curves.setdefault(row[_DIGEST], []).append(row)
+            curve = self.curves.setdefault(row[_DIGEST], [])
+            if curve and row["step"] <= curve[-1]["step"]:
+                after = f"step {row['step']} after step {curve[-1]['step']}"
+                raise UserError(f"{self.curves_path}: the curve of {row[_DIGEST]} has {after}; expected steps in order")
+            curve.append(row)
 
     def done(self, digest: str, measure: Iterable[str] = ()) -> bool:
         """Whether a trial has a row of a run that came to its end, with everything measured that is asked for."""
