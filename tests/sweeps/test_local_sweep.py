@@ -188,6 +188,14 @@ def test_tables_beside_are_found_from_within_the_folder(small, tmp_path, monkeyp
     assert Sweep.open(".", tmp_path / "no runs").collect() == 0
 
 
+def test_rows_are_taken_over_from_the_table_of_the_folder_above(small, tmp_path):
+    first = Sweep.open(small, tmp_path / "runs")
+    for trial in first.grid.trials:
+        first._add(run_trial(trial, first.runs, fractions=[0.5]))
+    grid = write_grid(small / "longer", axes={"train.lr": [1e-3, 1e-2], "train.seed": [5]})
+    assert Sweep.open(grid, tmp_path / "no runs").collect() == 2
+
+
 def test_a_table_beside_that_cannot_be_read_is_left_alone(small, tmp_path):
     beside = write_grid(tmp_path / "beside", axes={"train.lr": [1e-3, 1e-2], "train.seed": [5]})
     (beside / "results.csv").write_text("edited by hand\n")

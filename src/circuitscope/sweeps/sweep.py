@@ -94,13 +94,14 @@ class Sweep:
                 self.results.write_changes()
 
     def _from_other_tables(self) -> int:
-        """Takes over rows and curves from the tables that stand in folders beside this one; says how many.
+        """Takes over rows and curves from the tables in folders beside this one, and in the one above; says how many.
 
         The columns of fields of the config are left out: they are what other grids have as axes.
         """
         wanted = {trial.digest: trial for trial in self.missing}
         here, found = self.results.folder.resolve(), 0
-        for file in sorted(here.parent.glob(f"*/{FILE}")) if wanted else ():
+        tables = [*sorted(here.parent.glob(f"*/{FILE}")), *here.parent.glob(FILE)]
+        for file in tables if wanted else ():
             if file.parent == here:
                 continue
             try:
